@@ -1,0 +1,331 @@
+"""The three frozen option records: what the file says, what was chosen at open, what was chosen per reply.
+
+`ModelConfig` comes from a model file only. `EngineOptions` and `SamplingOptions` hold the defaults of the command line
+and of the Python API; no default stands anywhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edgedsv4.errors import ConfigError
+
+Profile = Literal["exact", "default"]
+Backend = Literal["auto", "reference", "native", "triton"]
+Dtype = Literal["f32", "f64", "bf16"]
+
+MAX_LAYERS = 512
+MAX_EXPERTS = 4096
+MAX_CONTEXT = 1 << 24
+SUPPORTED_RATIOS = (0, 4, 128)
+SUPPORTED_STREAMS = (4,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """YaRN parameters of the layers with compressed KV."""
+
+    factor: float
+    """Context extension factor, >= 1."""
+    original_context: int
+    """Positions the unscaled frequencies were trained on."""
+    beta_fast: float = 32.0
+    """Rotations above which a frequency is kept as it is."""
+    beta_slow: float = 1.0
+    """Rotations below which a frequency is divided by `factor`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shape and constants of one model, from its file only."""
+
+    architecture: str
+    """The file's own name of the architecture (`deepseek4`, `deepseek_v4`); for display, nothing branches on it."""
+    vocab_size: int
+    """Rows of the embedding and of the head."""
+    hidden_size: int
+    """D, width of one residual stream."""
+    num_layers: int
+    """L, decoder blocks of the main model."""
+    num_heads: int
+    """H, query heads."""
+    head_dim: int
+    """d, width of a query head and of the shared key/value row."""
+    rope_dim: int
+    """r, the last dims of a head that are rotated."""
+    q_lora_rank: int
+    """Rq, width of the low-rank query."""
+    output_groups: int
+    """G, groups of heads of the output projection."""
+    output_lora_rank: int
+    """Ro, width of one group's low-rank output."""
+    window: int
+    """W, raw tokens a query sees, itself included."""
+    index_heads: int
+    """Heads of the lightning indexer."""
+    index_dim: int
+    """Width of an index head and of an index key."""
+    index_topk: int
+    """Compressed rows that the indexer selects per query."""
+    num_experts: int
+    """E, routed experts per layer."""
+    experts_per_token: int
+    """Routed experts one token uses."""
+    num_shared_experts: int
+    """Shared experts, each `expert_width` wide, stored as one matrix."""
+    expert_width: int
+    """F, hidden width of one expert."""
+    routed_scale: float
+    """Factor on the normalised routing weights."""
+    num_hash_layers: int
+    """First layers whose experts follow from the token id."""
+    swiglu_limits: tuple[float, ...]
+    """Clamp of the routed experts, one per layer; inf where there is none."""
+    shared_swiglu_limits: tuple[float, ...]
+    """Clamp of the shared expert, one per layer."""
+    hc_streams: int
+    """Residual streams of the hyper-connections."""
+    hc_sinkhorn_iterations: int
+    """Column normalisations of the mixing matrix."""
+    hc_eps: float
+    """Epsilon of the hyper-connections (softmax, pre, Sinkhorn)."""
+    rms_norm_eps: float
+    """Epsilon of every RMS norm, also of the unweighted ones."""
+    rope_theta: float
+    """RoPE base of layers without compressed KV."""
+    compress_rope_theta: float
+    """RoPE base of layers with compressed KV."""
+    rope_scaling: RopeScaling | None
+    """YaRN of layers with compressed KV; None means unscaled."""
+    max_context: int
+    """Positions the model was made for."""
+    compress_ratios: tuple[int, ...]
+    """Tokens per compressed row, one per layer; 0 means window only."""
+    num_draft_layers: int = 0
+    """MTP blocks whose weights are inside the file."""
+    bos_id: int | None = None
+    """Token that opens every prompt."""
+    eos_id: int | None = None
+    """Token that ends a reply."""
+    pad_id: int | None = None
+    """Padding token."""
+
+    @property
+    def nope_dim(self) -> int:
+        """Dims of a head that are not rotated."""
+        return self.head_dim - self.rope_dim
+
+    @property
+    def group_width(self) -> int:
+        """Input width of one output group, (H / G) * d."""
+        return self.num_heads // self.output_groups * self.head_dim
+
+    @property
+    def hc_rows(self) -> int:
+        """Rows of a hyper-connection matrix: pre, post and the mixing matrix."""
+        return (2 + self.hc_streams) * self.hc_streams
+
+    def __post_init__(self) -> None:
+        problems = config_problems(self)
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+
+def config_problems(config: ModelConfig) -> list[str]:
+    """Every contradiction inside a model configuration, as sentences; empty when it can run."""
+    problems = [*_count_problems(config), *_constant_problems(config)]
+    if problems:
+        return problems
+    return [*_relation_problems(config), *_layer_list_problems(config)]
+
+
+def _count_problems(config: ModelConfig) -> list[str]:
+    limits = {
+        "vocab_size": 1 << 24,
+        "hidden_size": 1 << 20,
+        "num_layers": MAX_LAYERS,
+        "num_heads": 1 << 14,
+        "head_dim": 1 << 16,
+        "rope_dim": 1 << 16,
+        "q_lora_rank": 1 << 20,
+        "output_groups": 1 << 14,
+        "output_lora_rank": 1 << 20,
+        "window": 1 << 20,
+        "index_heads": 1 << 14,
+        "index_dim": 1 << 16,
+        "index_topk": 1 << 24,
+        "num_experts": MAX_EXPERTS,
+        "experts_per_token": MAX_EXPERTS,
+        "expert_width": 1 << 20,
+        "hc_sinkhorn_iterations": 1000,
+        "max_context": 1 << 31,
+    }
+    found = {name: getattr(config, name) for name in limits}
+    problems = [
+        f"{name} must be 1..{limits[name]}, found {value}"
+        for name, value in found.items()
+        if not 1 <= value <= limits[name]
+    ]
+    if not 0 <= config.num_shared_experts <= 64:
+        problems.append(f"num_shared_experts must be 0..64, found {config.num_shared_experts}")
+    if config.num_draft_layers < 0:
+        problems.append(f"num_draft_layers must be >= 0, found {config.num_draft_layers}")
+    return problems
+
+
+def _constant_problems(config: ModelConfig) -> list[str]:
+    problems: list[str] = []
+
+    def positive(name: str, value: float) -> None:
+        if not (math.isfinite(value) and value > 0):
+            problems.append(f"{name} must be a finite number above 0, found {value}")
+
+    for name in ("hc_eps", "rms_norm_eps", "rope_theta", "compress_rope_theta", "routed_scale"):
+        positive(name, getattr(config, name))
+    for name in ("swiglu_limits", "shared_swiglu_limits"):
+        bad = [v for v in getattr(config, name) if math.isnan(v) or v <= 0]
+        if bad:
+            problems.append(f"{name} must be above 0, found {bad[0]}")
+    if config.rope_scaling is not None:
+        scaling = config.rope_scaling
+        for name in ("factor", "original_context", "beta_fast", "beta_slow"):
+            positive(f"rope_scaling.{name}", float(getattr(scaling, name)))
+    return problems
+
+
+def _relation_problems(config: ModelConfig) -> list[str]:
+    checks = (
+        (config.experts_per_token <= config.num_experts,
+         f"experts_per_token {config.experts_per_token} is more than num_experts {config.num_experts}"),
+        (config.rope_dim % 2 == 0 and config.rope_dim <= config.head_dim,
+         f"rope_dim must be even and at most head_dim {config.head_dim}, found {config.rope_dim}"),
+        (config.rope_dim <= config.index_dim,
+         f"rope_dim {config.rope_dim} is more than index_dim {config.index_dim}"),
+        (config.num_heads % config.output_groups == 0,
+         f"num_heads {config.num_heads} is not a multiple of output_groups {config.output_groups}"),
+        (config.hc_streams in SUPPORTED_STREAMS,
+         f"hc_streams must be one of {SUPPORTED_STREAMS}, found {config.hc_streams}"),
+        (0 <= config.num_hash_layers <= config.num_layers,
+         f"num_hash_layers must be 0..{config.num_layers}, found {config.num_hash_layers}"),
+    )
+    problems = [text for holds, text in checks if not holds]
+    for name in ("bos_id", "eos_id", "pad_id"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value < config.vocab_size:
+            problems.append(f"{name} must be below vocab_size {config.vocab_size}, found {value}")
+    return problems
+
+
+def _layer_list_problems(config: ModelConfig) -> list[str]:
+    problems = [
+        f"{name} needs one entry per layer ({config.num_layers}), found {len(getattr(config, name))}"
+        for name in ("compress_ratios", "swiglu_limits", "shared_swiglu_limits")
+        if len(getattr(config, name)) != config.num_layers
+    ]
+    bad = sorted(set(config.compress_ratios) - set(SUPPORTED_RATIOS))
+    if bad:
+        problems.append(f"compress_ratios may hold {SUPPORTED_RATIOS}, found {bad}")
+    if 4 in config.compress_ratios and config.index_dim & (config.index_dim - 1):
+        problems.append(f"index_dim must be a power of two (Hadamard), found {config.index_dim}")
+    return problems
+
+
+def _require(holds: bool, name: str, expected: str, found: object) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must be {expected}, found {found!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Choices made once, when a model is opened."""
+
+    device: str = "auto"
+    """`auto`, `cpu`, or a torch device such as `cuda:0`. `auto` is the CPU until another device has kernels."""
+    context: int | None = None
+    """Tokens one session can hold, 1..2^24; None takes the model's own limit, or what memory allows."""
+    threads: int | None = None
+    """CPU threads, 1..1024; None takes the physical cores this process may use."""
+    profile: Profile = "default"
+    """`exact` keeps KV rows and index keys in the compute type; `default` stores FP8 rows and FP4 index keys."""
+    backend: Backend = "auto"
+    """Which implementation computes; a named one that cannot run is an error, never replaced."""
+    dtype: Dtype = "f32"
+    """Type the forward computes in."""
+    prefill_chunk: int = 256
+    """Tokens evaluated at once in prefill, 1..65,536; the working memory grows with it."""
+    ram_bytes: int | None = None
+    """Budget for weights, KV cache and working memory; None takes what the machine has."""
+    vram_bytes: int | None = None
+    """Budget on the device, when it has memory of its own; None takes what is free."""
+    checkpoint_bytes: int = 1 << 30
+    """Memory one session may spend on turn checkpoints, 0..2^50; the oldest are given up first."""
+    verify: bool = False
+    """Read every tensor at open and report scales that are NaN or infinite."""
+    sigbus_guard: bool = False
+    """Turn an access to a file that was shortened while open into `FormatError`; installs a process-wide handler."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.device), "device", "a device name or 'auto'", self.device)
+        if self.context is not None:
+            _require(1 <= self.context <= MAX_CONTEXT, "context", f"1..{MAX_CONTEXT}", self.context)
+        if self.threads is not None:
+            _require(1 <= self.threads <= 1024, "threads", "1..1024", self.threads)
+        _require(self.profile in ("exact", "default"), "profile", "'exact' or 'default'", self.profile)
+        names = ("auto", "reference", "native", "triton")
+        _require(self.backend in names, "backend", f"one of {names}", self.backend)
+        _require(self.dtype in ("f32", "f64", "bf16"), "dtype", "'f32', 'f64' or 'bf16'", self.dtype)
+        _require(1 <= self.prefill_chunk <= 65536, "prefill_chunk", "1..65536", self.prefill_chunk)
+        for name in ("ram_bytes", "vram_bytes"):
+            value = getattr(self, name)
+            if value is not None:
+                _require(0 < value <= 1 << 50, name, "1..2^50 bytes", value)
+        _require(0 <= self.checkpoint_bytes <= 1 << 50, "checkpoint_bytes", "0..2^50", self.checkpoint_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """Choices made per reply."""
+
+    temperature: float = 1.0
+    """0..100; 0 takes the likeliest token, equal logits the lowest id."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set whose probability reaches this, above 0 and at most 1."""
+    min_p: float = 0.0
+    """Drop tokens below this share of the likeliest one's probability, 0..1."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens seen before, above 0 and at most 100."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of a token generated before, -100..100."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence from the logit of a token generated before, -100..100."""
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    """Token id -> added to its logit; -inf bans it."""
+    seed: int | None = None
+    """0..2^63-1; the same seed, prompt and build give the same text. None draws one."""
+    max_tokens: int | None = None
+    """Tokens to generate at most, >= 1; None means until the context is full."""
+
+    def __post_init__(self) -> None:
+        def ranged(name: str, low: float, high: float, *, above: bool = False) -> None:
+            value = getattr(self, name)
+            holds = math.isfinite(value) and (low < value if above else low <= value) and value <= high
+            _require(holds, name, f"{'above ' if above else ''}{low}..{high}", value)
+
+        ranged("temperature", 0, 100)
+        _require(0 <= self.top_k <= 1 << 24, "top_k", "0..2^24", self.top_k)
+        ranged("top_p", 0, 1, above=True)
+        ranged("min_p", 0, 1)
+        ranged("repetition_penalty", 0, 100, above=True)
+        ranged("presence_penalty", -100, 100)
+        ranged("frequency_penalty", -100, 100)
+        for token_id, bias in self.logit_bias.items():
+            holds = token_id >= 0 and not math.isnan(bias) and bias != math.inf
+            _require(holds, "logit_bias", "token ids >= 0 with finite values or -inf", {token_id: bias})
+        if self.seed is not None:
+            _require(0 <= self.seed < 1 << 63, "seed", "0..2^63-1", self.seed)
+        if self.max_tokens is not None:
+            _require(1 <= self.max_tokens <= MAX_CONTEXT, "max_tokens", f"1..{MAX_CONTEXT}", self.max_tokens)
