@@ -1,0 +1,90 @@
+# edgedsv4: `make chat` talks to a model, `make test` runs every check that needs no GPU.
+# Each works on a fresh clone with Python >= 3.11 (with headers), a C compiler and make; the first run
+# sets up $(VENV), later runs find the stamps in it and start at once.
+#
+#   make chat MODEL=flash.gguf            another model        make chat ARGS="--ctx 8192"
+#   make test PYTEST="-k gguf"            part of the suite
+#   make chat TORCH="torch --index-url URL"   another torch build, 2.11 or newer
+#   make chat TORCH=                      the torch that $(PYTHON) already has
+# The choice of torch is remembered in $(VENV) until another one is named.
+
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?=
+ARGS   ?=
+PYTEST ?=
+
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+NATIVE := $(wildcard setup.py edgedsv4/*/native/*.c edgedsv4/*/native/*.h edgedsv4/*/native/*.py)
+
+ifeq ($(origin TORCH),undefined)
+  ifneq ($(wildcard $(STAMPS)/torch-choice),)
+    TORCH := $(shell cat $(STAMPS)/torch-choice)
+  else
+    TORCH := $(shell grep '^torch==' constraints.txt)
+  endif
+endif
+TORCH_STAMP := $(STAMPS)/torch-$(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
+# torch is chosen by TORCH alone, so its pin must not fight another choice.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c $(STAMPS)/constraints.txt
+
+.PHONY: chat test lint docs setup clean
+
+chat: $(STAMPS)/package
+	@$(BIN)/edgedsv4 chat $(MODEL) $(ARGS)
+
+test: $(STAMPS)/test
+	$(BIN)/python -m pytest -m "not gpu" $(PYTEST)
+
+lint: $(STAMPS)/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(STAMPS)/package
+	$(BIN)/python -m edgedsv4.cli.docs docs/cli.md
+
+setup: $(STAMPS)/package
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find edgedsv4 tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find edgedsv4 -name '*.so' -delete
+
+$(STAMPS)/venv:
+	@command -v $(PYTHON) >/dev/null || { echo "make: no '$(PYTHON)' found; name a Python >= 3.11: make PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) -V) is too old; name a Python >= 3.11: make PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make virtual environments; install its venv package (python3-venv)" >&2; exit 2; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || { echo "make: Python.h of $(PYTHON) is missing; install its headers (python3-dev)" >&2; exit 2; }
+	@command -v $(firstword $(CC)) >/dev/null || { echo "make: no C compiler '$(CC)' found; install one or name it: make CC=gcc" >&2; exit 2; }
+	@echo "[1/3] virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(if $(strip $(TORCH)),,--system-site-packages) $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(TORCH_STAMP): constraints.txt | $(STAMPS)/venv
+	@rm -f $(STAMPS)/torch-*
+	@grep -v '^torch==' constraints.txt > $(STAMPS)/constraints.txt
+	@echo "[2/3] torch: $(if $(strip $(TORCH)),$(TORCH) (the largest download; some minutes on a slow line),the one already installed)"
+	@$(if $(strip $(TORCH)),$(PIP) $(TORCH),$(BIN)/python -c 'import torch' || { echo "make: TORCH is empty, but $(PYTHON) has no torch; run make clean, then name a build" >&2; exit 2; })
+	@printf '%s' '$(TORCH)' > $(STAMPS)/torch-choice
+	@touch $@
+
+# Editable, so that what is run and tested is this checkout and the C extension is built into it. Without
+# build isolation, because the build then uses the pinned tools and downloads nothing twice.
+$(STAMPS)/package: pyproject.toml $(NATIVE) $(TORCH_STAMP)
+	@echo "[3/3] edgedsv4 and its C extension"
+	@$(PIP) --quiet setuptools cffi
+	@$(PIP) --quiet --no-build-isolation --editable .
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/package
+	@echo "test dependencies"
+	@$(PIP) --quiet --no-build-isolation --editable '.[test,parity]'
+	@touch $@
+
+$(STAMPS)/lint: $(STAMPS)/package
+	@echo "lint tools"
+	@$(PIP) --quiet --no-build-isolation --editable '.[lint]'
+	@touch $@
