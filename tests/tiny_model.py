@@ -1,20 +1,27 @@
 """Seeded random tiny DeepSeek-V4 models of any shape, as arrays under their official names.
 
 The values are scaled so that every part matters: logits of standard deviation 1 to 2, sinks of order 1, clamps that
-bite, biased routers, indexer scores that spread. `tiny_files` writes them as checkpoint files.
+bite, biased routers, indexer scores that spread. `write_official` and `write_gguf` (`tiny_files`) make files of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from edgedsv4.config import ModelConfig, RopeScaling
+from tiny_files import Tensors, write_gguf, write_official
 
-Tensors = dict[str, np.ndarray]
+__all__ = [
+    "Tensors",
+    "random_tensors",
+    "random_tokens",
+    "tiny_config",
+    "write_gguf",
+    "write_official",
+]
 
 
 def tiny_config(**changes: Any) -> ModelConfig:
@@ -207,64 +214,4 @@ def _draft(name: str, config: ModelConfig, draw: _Draw) -> Tensors:
         f"{name}.norm.weight": draw.norm(width),
         **_head_mixing(f"{name}.hc_head", config, draw),
         **_block(name, config, draw, ratio=0, is_hash=False),
-    }
-
-
-def config_json(config: ModelConfig) -> dict[str, Any]:
-    """The `config.json` of an official checkpoint of this model."""
-    scaling = config.rope_scaling
-    return {
-        "architectures": ["DeepseekV4ForCausalLM"],
-        "model_type": "deepseek_v4",
-        "torch_dtype": "float32",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": 1,
-        "head_dim": config.head_dim,
-        "qk_rope_head_dim": config.rope_dim,
-        "q_lora_rank": config.q_lora_rank,
-        "o_groups": config.output_groups,
-        "o_lora_rank": config.output_lora_rank,
-        "sliding_window": config.window,
-        "compress_ratios": [*config.compress_ratios, *[0] * config.num_draft_layers],
-        "num_nextn_predict_layers": config.num_draft_layers,
-        "index_n_heads": config.index_heads,
-        "index_head_dim": config.index_dim,
-        "index_topk": config.index_topk,
-        "n_routed_experts": config.num_experts,
-        "num_experts_per_tok": config.experts_per_token,
-        "n_shared_experts": config.num_shared_experts,
-        "moe_intermediate_size": config.expert_width,
-        "num_hash_layers": config.num_hash_layers,
-        "scoring_func": "sqrtsoftplus",
-        "topk_method": "noaux_tc",
-        "norm_topk_prob": True,
-        "routed_scaling_factor": config.routed_scale,
-        "swiglu_limit": config.swiglu_limits[0],
-        "hidden_act": "silu",
-        "hc_mult": config.hc_streams,
-        "hc_sinkhorn_iters": config.hc_sinkhorn_iterations,
-        "hc_eps": config.hc_eps,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "compress_rope_theta": config.compress_rope_theta,
-        "max_position_embeddings": config.max_context,
-        "rope_scaling": None if scaling is None else yarn_json(scaling),
-        "bos_token_id": config.bos_id,
-        "eos_token_id": config.eos_id,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-    }
-
-
-def yarn_json(scaling: RopeScaling) -> Mapping[str, Any]:
-    """The `rope_scaling` record of a `config.json`."""
-    return {
-        "type": "yarn",
-        "factor": scaling.factor,
-        "original_max_position_embeddings": scaling.original_context,
-        "beta_fast": scaling.beta_fast,
-        "beta_slow": scaling.beta_slow,
     }
