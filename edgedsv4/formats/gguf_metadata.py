@@ -303,7 +303,9 @@ def scaling_from(
         faults.add(f"the RoPE scaling factor must be 1..2^20, found {factor}")
         return None
     if original > 1 << 31:
-        faults.add(f"the original context of RoPE scaling must be 1..2^31, found {quoted(original)}")
+        faults.add(
+            f"the original context of RoPE scaling must be 1..2^31, found {quoted(original)}"
+        )
         return None
     return RopeScaling(
         factor=factor, original_context=original, beta_fast=beta_fast, beta_slow=beta_slow
