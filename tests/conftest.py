@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import secrets
+from typing import Any
+
 import pytest
 import torch
+
+FRESH_SEED = pytest.StashKey[int | None]()
+
+# transformers is an optional extra (`parity`); without it the comparison with it does not exist.
+HAVE_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
+collect_ignore = [] if HAVE_TRANSFORMERS else ["parity/test_transformers.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,17 +22,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--fresh",
         action="store_true",
-        help="also compare one newly drawn random model with its peer; its seed is printed",
+        help="compare one newly drawn random model with transformers; the header prints its seed",
     )
     group.addoption(
         "--seed",
         type=int,
         default=None,
-        help="compare the random model of this seed (as printed by --fresh) with its peer",
+        help="compare only the random model of this seed (as printed by --fresh)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, and let torch use at most two threads: the suite is made for two cores."""
-    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    """Draw the fresh seed once, and keep torch to two threads: the suite is made for two cores."""
     torch.set_num_threads(min(2, torch.get_num_threads()))
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    drawn = secrets.randbelow(1 << 31) if config.getoption("--fresh") else None
+    config.stash[FRESH_SEED] = worker.get("fresh_seed", drawn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the drawn seed to the workers of pytest-xdist, which must all collect the same tests."""
+    node.workerinput["fresh_seed"] = node.config.stash[FRESH_SEED]
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say which seed was drawn, and what was left out."""
+    lines = []
+    if config.stash[FRESH_SEED] is not None:
+        seed = config.stash[FRESH_SEED]
+        lines.append(f"fresh random model: seed {seed} (again with --seed {seed})")
+    if not HAVE_TRANSFORMERS:
+        lines.append("transformers is not installed: parity/test_transformers.py is not collected")
+    return lines
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Fill `drawn_seed` with the stored seeds of the module, a fresh one, or the one asked for."""
+    if "drawn_seed" not in metafunc.fixturenames:
+        return
+    asked = metafunc.config.getoption("--seed")
+    fresh = metafunc.config.stash[FRESH_SEED]
+    seeds = list(metafunc.module.SEEDS)
+    if asked is not None:
+        seeds = [asked]
+    elif fresh is not None:
+        seeds = [fresh]
+    metafunc.parametrize("drawn_seed", seeds)

@@ -1,6 +1,8 @@
-"""How tests judge numbers: one error measure, one limit per output dtype, and messages that name what is wrong.
+"""How tests judge numbers: one error measure, one limit per output dtype, and messages that name
+what is wrong.
 
-The measure is ||got - ref||_2 / ||ref||_2 in float64. Packed outputs are compared byte for byte instead.
+The measure is ||got - ref||_2 / ||ref||_2 in float64. Packed outputs are compared byte for byte
+instead.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ LIMITS = {
     torch.float16: 4e-4,
     torch.bfloat16: 3.3e-3,
 }
-"""Largest relative error of an output of this dtype; one rounding alone costs 2.1e-4 (f16) and 1.7e-3 (bf16)."""
+"""Largest relative error by output dtype; one rounding alone costs 2.1e-4 (f16), 1.7e-3 (bf16)."""
 
 Array = torch.Tensor | np.ndarray
 
@@ -29,7 +31,7 @@ def as_float64(values: Array) -> np.ndarray:
 
 
 def relative_error(got: Array, ref: Array) -> float:
-    """||got - ref||_2 / ||ref||_2; the plain norm of the difference when the reference is zero everywhere."""
+    """||got - ref||_2 / ||ref||_2; the norm of the difference where the reference is zero."""
     got64, ref64 = as_float64(got), as_float64(ref)
     difference = float(np.linalg.norm(got64 - ref64))
     norm = float(np.linalg.norm(ref64))
@@ -59,10 +61,14 @@ def assert_close(name: str, got: Array, ref: Array, limit: float | None = None) 
     if as_float64(got).size == 0:
         return
     if limit is None:
-        assert isinstance(got, torch.Tensor), f"{name}: an array without a torch dtype needs a limit"
+        assert isinstance(got, torch.Tensor), (
+            f"{name}: an array without a torch dtype needs a limit"
+        )
         limit = LIMITS[got.dtype]
     error = relative_error(got, ref)
-    assert error <= limit, f"{name}: relative error {error:.3g} > {limit:.3g}; {describe_worst(got, ref)}"
+    assert error <= limit, (
+        f"{name}: relative error {error:.3g} > {limit:.3g}; {describe_worst(got, ref)}"
+    )
 
 
 def assert_max_abs(name: str, got: Array, ref: Array, limit: float) -> None:
@@ -70,7 +76,9 @@ def assert_max_abs(name: str, got: Array, ref: Array, limit: float) -> None:
     assert tuple(got.shape) == tuple(ref.shape), f"{name}: shape {got.shape}, expected {ref.shape}"
     distance = np.abs(as_float64(got) - as_float64(ref))
     worst = float(distance.max(initial=0.0))
-    assert worst <= limit, f"{name}: differs by {worst:.3g} > {limit:.3g}; {describe_worst(got, ref)}"
+    assert worst <= limit, (
+        f"{name}: differs by {worst:.3g} > {limit:.3g}; {describe_worst(got, ref)}"
+    )
 
 
 def assert_within_tensor_max(name: str, got: Array, ref: Array, limit: float) -> None:
@@ -124,7 +132,7 @@ def first_wrong_row(got: Array, ref: Array, limit: float) -> int | None:
 
 
 def assert_logits(name: str, got: Array, ref: Array, limit: float, *, top1: bool = True) -> None:
-    """Fail unless logits [T, V] agree within `limit` (and in their top token); names the first wrong position."""
+    """Fail unless logits [T, V] agree within `limit` and in their top token, by position."""
     row = first_wrong_row(got, ref, limit)
     if row is not None:
         assert_max_abs(f"{name} (first wrong position {row})", got, ref, limit)

@@ -1,16 +1,18 @@
 """Writes tiny models as the checkpoint files that exist in the wild, with other people's packages.
 
-`write_official` makes a directory in DeepSeek's layout (config.json and safetensors), `write_gguf` one GGUF file with
-llama.cpp's names. Both return the values that a reader must find, so that rounding to FP8, FP4 or Q8_0 is part of the
-fixture and never of a tolerance.
+`write_official` makes a directory in DeepSeek's layout (config.json and safetensors),
+`write_gguf` one GGUF file with llama.cpp's names. Both return the values that a reader must find,
+so that rounding to FP8, FP4 or Q8_0 is part of the fixture and never of a tolerance.
 """
+
+# ruff: noqa: RUF001 -- the special tokens are spelled with U+FF5C
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import gguf
 import numpy as np
@@ -18,7 +20,8 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import save_file
 
-from edgedsv4.config import ModelConfig, RopeScaling
+if TYPE_CHECKING:
+    from edgedsv4.config import ModelConfig, RopeScaling
 
 Tensors = dict[str, np.ndarray]
 """Official name -> array, row-major [out, in]."""
@@ -35,7 +38,11 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
 
 
 def write_official(
-    directory: Path, config: ModelConfig, tensors: Mapping[str, np.ndarray], *, quantised: bool = False
+    directory: Path,
+    config: ModelConfig,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    quantised: bool = False,
 ) -> Tensors:
     """Write config.json and model.safetensors.
 
@@ -43,7 +50,8 @@ def write_official(
         directory: made if missing.
         config: shape of the model.
         tensors: official name -> array.
-        quantised: False stores float32; True stores FP8 blocks of 128x128 with E8M0 scales, packed FP4 experts, BF16
+        quantised: False stores float32; True stores FP8 blocks of 128x128 with E8M0 scales,
+        packed FP4 experts, BF16
             matrices and norms, as the released checkpoints do.
     Returns:
         The values inside the file, float32 (expert tables int64).
@@ -187,13 +195,13 @@ def yarn_json(scaling: RopeScaling) -> dict[str, Any]:
 # ---- GGUF
 
 
-def float32_types(name: str, array: np.ndarray) -> Type:
+def float32_types(_name: str, _array: np.ndarray) -> Type:
     """Every tensor F32."""
     return Type.F32
 
 
 def llamacpp_types(name: str, array: np.ndarray) -> Type:
-    """What llama.cpp's converter writes: MXFP4 experts, Q8_0 for FP8 sources, BF16 or F32 for the rest."""
+    """What llama.cpp's converter writes: MXFP4 experts, Q8_0 for FP8 sources, else BF16 or F32."""
     leaf = name.removesuffix(".weight").rpartition(".")[2]
     if not name.endswith(".weight") or array.ndim < 2:
         return Type.F32
@@ -205,7 +213,7 @@ def llamacpp_types(name: str, array: np.ndarray) -> Type:
 
 
 def ds4_types(name: str, array: np.ndarray) -> Type:
-    """The layout of ds4's files (F16 small matrices, Q8_0 dense), with Q4_0 in place of its 2-bit experts."""
+    """The layout of ds4's files (F16 small, Q8_0 dense), with Q4_0 in place of its experts."""
     if array.ndim < 2:
         return Type.F32
     if ".experts." in name:
@@ -260,7 +268,8 @@ def write_gguf(
     types: Literal["f32", "a", "b"] | TypeRule = "f32",
     tokenizer: bool = False,
 ) -> Tensors:
-    """Write one GGUF file under llama.cpp's tensor names; drafter blocks keep their `mtp.N.` prefix, as in ds4's files.
+    """Write one GGUF file under llama.cpp's tensor names; drafter blocks keep their `mtp.N.`
+    prefix, as in ds4's files.
 
     Args:
         path: file to write.
@@ -382,7 +391,9 @@ def _add_metadata(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
         writer.add_float32(f"deepseek4.{key}", float(value))
     writer.add_bool("deepseek4.expert_weights_norm", True)
     writer.add_array("deepseek4.swiglu_clamp_exp", [float(x) for x in config.swiglu_limits])
-    writer.add_array("deepseek4.swiglu_clamp_shexp", [float(x) for x in config.shared_swiglu_limits])
+    writer.add_array(
+        "deepseek4.swiglu_clamp_shexp", [float(x) for x in config.shared_swiglu_limits]
+    )
     ratios = [*config.compress_ratios, *[0] * config.num_draft_layers]
     writer.add_array("deepseek4.attention.compress_ratios", ratios)
 
@@ -398,7 +409,7 @@ SPECIAL_TOKENS = (
     "｜DSML｜",
     "<｜latest_reminder｜>",
 )
-"""The first ids of the byte-level tokenizer; 256 bytes follow, then unused slots up to the vocabulary size."""
+"""First ids of the byte-level tokenizer; 256 bytes follow, then unused slots to the end."""
 
 
 def tokenizer_tokens(vocab_size: int) -> tuple[list[str], list[int]]:

@@ -1,7 +1,8 @@
 """Seeded random tiny DeepSeek-V4 models of any shape, as arrays under their official names.
 
-The values are scaled so that every part matters: logits of standard deviation 1 to 2, sinks of order 1, clamps that
-bite, biased routers, indexer scores that spread. `write_official` and `write_gguf` (`tiny_files`) make files of them.
+The values are scaled so that every part matters: logits of standard deviation 1 to 2, sinks of
+order 1, clamps that bite, biased routers, indexer scores that spread. `write_official` and
+`write_gguf` (`tiny_files`) make files of them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import math
 from typing import Any
 
 import numpy as np
+from tiny_files import Tensors, write_gguf, write_official
 
 from edgedsv4.config import ModelConfig, RopeScaling
-from tiny_files import Tensors, write_gguf, write_official
 
 __all__ = [
     "Tensors",
@@ -27,7 +28,8 @@ __all__ = [
 def tiny_config(**changes: Any) -> ModelConfig:
     """A model with all layer kinds and sizes that differ pairwise; `changes` replace single fields.
 
-    A change of `num_layers`, of `compress_ratios` or of a clamp given as one number keeps the per-layer lists in step.
+    A change of `num_layers`, of `compress_ratios` or of a clamp given as one number keeps the
+    per-layer lists in step.
     """
     ratios = tuple(changes.pop("compress_ratios", (0, 4, 128, 4, 0)))
     layers = len(ratios)
@@ -81,7 +83,7 @@ class _Draw:
         return (self.rng.standard_normal(shape) * std + mean).astype(np.float32)
 
     def linear(self, rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
-        """[rows, columns] that turns unit-variance inputs into outputs of standard deviation `gain`."""
+        """[rows, columns] that turns unit-variance inputs into outputs of deviation `gain`."""
         return self.normal(rows, columns, std=gain / math.sqrt(columns))
 
     def norm(self, width: int, mean: float = 1.0) -> np.ndarray:
@@ -95,7 +97,8 @@ def random_tensors(config: ModelConfig, seed: int) -> Tensors:
         config: shape of the model; `num_draft_layers` blocks `mtp.N.*` are included.
         seed: of NumPy's default generator.
     Returns:
-        Official name -> float32 array (row-major, [out, in]); expert tables are int64 [V, experts_per_token].
+        Official name -> float32 array (row-major, [out, in]); expert tables are int64 [V,
+        experts_per_token].
     """
     draw = _Draw(seed)
     width = config.hidden_size
@@ -134,7 +137,9 @@ def _block(name: str, config: ModelConfig, draw: _Draw, *, ratio: int, is_hash: 
     }
     for site in ("hc_attn", "hc_ffn"):
         tensors |= {
-            f"{name}.{site}_fn": draw.linear(config.hc_rows, config.hc_streams * config.hidden_size),
+            f"{name}.{site}_fn": draw.linear(
+                config.hc_rows, config.hc_streams * config.hidden_size
+            ),
             f"{name}.{site}_base": draw.normal(config.hc_rows, std=0.6),
             f"{name}.{site}_scale": draw.normal(3, std=0.15, mean=0.8),
         }

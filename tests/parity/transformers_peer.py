@@ -1,20 +1,23 @@
-"""The same random model in `transformers`, as an independent opinion on logits and on every selection.
+"""The same random model in `transformers`, as an independent opinion on logits and on every
+selection.
 
-`Peer` loads official tensors into `DeepseekV4ForCausalLM` and runs one float32 prefill with eager attention. It records
-what was selected, and by which scores, so that a near tie can be told from a mistake.
+`Peer` loads official tensors into `DeepseekV4ForCausalLM` and runs one float32 prefill with eager
+attention. It records what was selected, and by which scores, so that a near tie can be told from
+a mistake.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
-from edgedsv4.config import ModelConfig
+if TYPE_CHECKING:
+    from edgedsv4.config import ModelConfig
 
 _LAYER_TYPES = {
     0: "sliding_attention",
@@ -69,9 +72,13 @@ _LAYER_NAMES = {
 
 def peer_config(config: ModelConfig) -> DeepseekV4Config:
     """The `transformers` configuration of the same model."""
-    # transformers truncates head_dim * factor to an integer; the half keeps rope_dim / head_dim from falling short.
+    # transformers truncates head_dim * factor; the half keeps the quotient from falling short.
     factor = (config.rope_dim + 0.5) / config.head_dim
-    main = {"rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": factor}
+    main = {
+        "rope_type": "default",
+        "rope_theta": config.rope_theta,
+        "partial_rotary_factor": factor,
+    }
     compress: dict[str, Any] = {**main, "rope_theta": config.compress_rope_theta}
     if config.rope_scaling is not None:
         compress |= {
@@ -119,7 +126,7 @@ def peer_config(config: ModelConfig) -> DeepseekV4Config:
 
 
 def peer_state(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """Official tensors under the names (and in the fused shapes) of `transformers`; drafter blocks are left out."""
+    """Official tensors under the names and fused shapes of `transformers`, no drafter."""
     state = {theirs: _torch(tensors[ours]) for ours, theirs in _ROOT_NAMES.items()}
     for layer in range(config.num_layers):
         prefix = f"layers.{layer}."
@@ -128,7 +135,10 @@ def peer_state(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> dict[s
                 state[f"model.{prefix}{theirs}"] = _torch(tensors[prefix + ours])
         stacked = {
             part: np.stack(
-                [tensors[f"{prefix}ffn.experts.{e}.{part}.weight"] for e in range(config.num_experts)]
+                [
+                    tensors[f"{prefix}ffn.experts.{e}.{part}.weight"]
+                    for e in range(config.num_experts)
+                ]
             )
             for part in ("w1", "w2", "w3")
         }
@@ -149,8 +159,8 @@ class PeerRun:
 
     Attributes:
         logits: [T, V] float32.
-        topk: layer -> selected compressed rows [T, k], -1 where a slot is unused; ratio-4 layers only.
-        index_scores: layer -> [T, n] float32, before causality.
+        topk: layer -> selected compressed rows [T, k], -1 where a slot is unused; ratio-4 layers
+        only. index_scores: layer -> [T, n] float32, before causality.
         experts: layer -> selected experts [T, k]; layers that select by score only.
         router_scores: layer -> score plus bias [T, E].
     """
