@@ -1,1 +1,1 @@
-"""Bytes on disk: what files hold and where, checked before use. No arithmetic on tensors happens here."""
+"""Bytes on disk: what files hold and where, checked before use; no arithmetic on tensors."""

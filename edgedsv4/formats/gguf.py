@@ -1,7 +1,7 @@
-"""Opens GGUF models: the header becomes Python values, the tensors become records that point into the mapping.
+"""Opens GGUF models: the header becomes values, the tensors become records into the mapping.
 
-Whether a model is one file (`gguf_part`) or a set of files (`gguf_split`) is settled here; nothing above this module
-can tell the difference.
+Whether a model is one file (`gguf_part`) or a set of files (`gguf_split`) is settled here; nothing
+above this module can tell the difference.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ def read_gguf(path: Path) -> GgufFile:
 
     Args:
         path: the file; the other parts of a set are looked for beside it.
+
     Returns:
         metadata, and records of all tensors of all parts. Only headers have been read.
+
     Raises:
-        FormatError: if a file is missing, damaged, truncated, of another format, or the parts do not belong together.
+        FormatError: if a file is missing, damaged, truncated, of another format, or the parts do
+            not belong together.
     """
     opened = open_parts(Path(path))
     value = opened.metadata.get("general.architecture")

@@ -1,14 +1,18 @@
 """Reads one GGUF file by itself: a model, or one part of a split model.
 
-A header is read once, front to back, by a cursor that checks every length (`gguf_values`); the tensor table is then
-checked as a whole, and everything wrong with it is reported in one error. Tensor data are not touched.
-Source: the GGUF specification, version 3; versions 2 and 3 differ only in allowing big-endian files, which are refused.
+A header is read once, front to back, by a cursor that checks every length (`gguf_values`); the
+tensor table is then checked as a whole, and everything wrong with it is reported in one error.
+Tensor data are not touched.
+
+Source: the GGUF specification, version 3. Versions 2 and 3 differ only in allowing big-endian
+files, which are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
@@ -30,7 +34,7 @@ MAX_ALIGNMENT = 1 << 20
 SUPPORTED_VERSIONS = (2, 3)
 MAX_DIMS = 4
 
-# Smallest entry on disk (length, one character, type or dims, value) and most memory its objects take.
+# Smallest entry on disk (length, one character, type or dims, value); most memory its objects take.
 _KEY_MIN_BYTES, _KEY_COST = 14, 400
 _TENSOR_MIN_BYTES, _TENSOR_COST = 33, 1000
 _NAMED_PROBLEMS = 8
@@ -49,7 +53,7 @@ class GgufFile:
     data_offset: int
     """Where the tensor data begin; of the first part."""
     metadata: Mapping[str, MetadataValue]
-    """Keys in file order. Arrays of numbers are read-only NumPy views, arrays of strings are lists."""
+    """Keys in file order. Arrays of numbers are read-only NumPy views, those of strings lists."""
     value_types: Mapping[str, GgufType]
     """Type of each key's value as stored; of an array the type of its elements."""
     tensors: Mapping[str, TensorRecord]
@@ -60,12 +64,12 @@ class GgufFile:
     """The mappings, one per part."""
 
     def check_unchanged(self) -> None:
-        """Raise `FormatError` if any part was modified, replaced or shortened since it was opened."""
+        """Raise `FormatError` if any part was modified, replaced or shortened while open."""
         for file in self.files:
             file.check_unchanged()
 
     def close(self) -> None:
-        """Close every part; views that were handed out stay valid until they are garbage collected."""
+        """Close every part; views handed out stay valid until they are garbage collected."""
         for file in self.files:
             file.close()
 
@@ -141,12 +145,17 @@ def _read_version(cursor: Cursor) -> int:
         cursor.fail(f"not a GGUF file: it begins with {magic!r}, expected {MAGIC!r}{_hint(magic)}")
     cursor.position = 4
     version = cursor.u32("version")
-    if version in SUPPORTED_VERSIONS:
-        return version
-    if version & 0xFFFF == 0 and version:
-        cursor.fail("a big-endian GGUF file; convert it with gguf-convert-endian", 4)
-    advice = "convert the model again with a current llama.cpp" if version == 1 else "damaged file?"
-    cursor.fail(f"GGUF version {version:,}, expected 2 or 3; {advice}", 4)
+    if version not in SUPPORTED_VERSIONS:
+        cursor.fail(f"GGUF version {version:,}, expected 2 or 3; {_version_advice(version)}", 4)
+    return version
+
+
+def _version_advice(version: int) -> str:
+    if version == 1:
+        return "convert the model again with a current llama.cpp"
+    if version and version & 0xFFFF == 0:
+        return "a big-endian file: convert it with gguf-convert-endian"
+    return "damaged file?"
 
 
 def _hint(magic: bytes) -> str:
@@ -288,7 +297,7 @@ def _extent_faults(
     """Tensors that overlap another one or lie past the end of the file."""
     faults: list[tuple[int, str]] = []
     ordered = sorted(records, key=lambda record: record.offset)
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         if after.offset < before.offset + before.nbytes:
             faults.append(
                 (places[after.name], f"tensor {after.name} overlaps tensor {before.name}")

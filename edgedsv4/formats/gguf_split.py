@@ -1,7 +1,9 @@
 """Opens a GGUF model that was split over several files, and checks that the files belong together.
 
-Each part is a complete GGUF file named `NAME-00001-of-00003.gguf`, with its own tensor table and the keys `split.no`
-(0-based), `split.count` and `split.tensors.count`; the model's metadata stand in the first part.
+Each part is a complete GGUF file named `NAME-00001-of-00003.gguf`, with its own tensor table and
+the keys `split.no` (0-based), `split.count` and `split.tensors.count`; the model's metadata stand
+in the first part.
+
 Source: the gguf-split tool of llama.cpp.
 """
 
@@ -152,7 +154,7 @@ def _check_total(parts: list[GgufFile], total: int) -> None:
 
 
 def _check_same_model(first: GgufFile, part: GgufFile) -> None:
-    """What two parts both say about the model must agree; alignment and numbering are each part's own."""
+    """What two parts both say must agree; alignment and numbering are each part's own."""
     for key, value in part.metadata.items():
         own = key.startswith("split.") or key == "general.alignment"
         if own or key not in first.metadata:
@@ -162,12 +164,12 @@ def _check_same_model(first: GgufFile, part: GgufFile) -> None:
 
 
 def _equal(a: MetadataValue, b: MetadataValue) -> bool:
-    """Equality in which NaN equals NaN and 1 does not equal 1.0."""
+    """Equality of type and value."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and a.tobytes() == b.tobytes()
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
-    return type(a) is type(b) and (a == b or (a != a and b != b))
+    return type(a) is type(b) and repr(a) == repr(b)  # as text, NaN equals NaN
 
 
 def _fail(path: Path, what: str) -> NoReturn:

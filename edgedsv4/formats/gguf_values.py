@@ -1,8 +1,10 @@
 """The typed fields of a GGUF header, read one after the other from untrusted bytes.
 
-The cursor never trusts a length: it is compared with the bytes that remain, and with a budget for the Python objects
-it would cost, before anything is looked at or made. Arrays of numbers are views of the mapping and cost nothing;
-strings are objects, so a header of a few megabytes could otherwise ask for gigabytes.
+The cursor never trusts a length: it is compared with the bytes that remain, and with a budget for
+the Python objects it would cost, before anything is looked at or made. Arrays of numbers are views
+of the mapping and cost nothing; strings are objects, so a header of a few megabytes could otherwise
+ask for gigabytes.
+
 Source: the GGUF specification, version 3.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NoReturn, TypeAlias, Union
+from typing import NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -56,15 +58,15 @@ INTEGER_TYPES = frozenset(
     t for t, dtype in NUMBER_TYPES.items() if dtype.kind in "iu" and t is not GgufType.BOOL
 )
 
-MetadataArray: TypeAlias = Union[npt.NDArray[np.generic], list[str], list["MetadataArray"]]
-MetadataValue: TypeAlias = Union[int, float, bool, str, MetadataArray]
+MetadataArray: TypeAlias = npt.NDArray[np.generic] | list[str] | list["MetadataArray"]
+MetadataValue: TypeAlias = int | float | bool | str | MetadataArray
 
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_NAME_BYTES = 64
 MAX_ARRAY_DEPTH = 4
 
-# Upper bounds of what CPython needs, object and container slot together: a str of n bytes of UTF-8 is at most
-# 80 + 4n bytes and is decoded through up to 2n more; an ndarray view or a list is below 200.
+# Upper bounds of what CPython needs, object and container slot together: a str of n UTF-8 bytes is
+# at most 80 + 4n bytes, and up to 2n more while it is decoded; an ndarray or list is below 200.
 _STRING_COST = 80
 _STRING_COST_PER_BYTE = 6
 _ARRAY_COST = 200
@@ -113,7 +115,7 @@ class Cursor:
         raise FormatError(what, path=self.file.path, offset=at)
 
     def spend(self, nbytes: int, what: str) -> None:
-        """Account for memory that objects of the header will take; raise before they are made if it is too much."""
+        """Account for memory that objects will take; raise if it is too much, before they exist."""
         if nbytes > self._budget_bytes:
             self.fail(f"{what} would need more memory than a header may take: damaged file?")
         self._budget_bytes -= nbytes
@@ -127,7 +129,7 @@ class Cursor:
             )
 
     def count(self, minimum_bytes: int, what: str) -> int:
-        """Read a u64 count of things that take at least `minimum_bytes` each, and check that they can be there."""
+        """Read a u64 count of things of at least `minimum_bytes` each that must still follow."""
         start = self.position
         count = self.u64(what)
         if count > self.remaining // minimum_bytes:

@@ -1,8 +1,8 @@
 """One file, mapped read-only: the only way tensor bytes enter the library.
 
-Everything handed out is a view of the mapping, so opening a file costs address space and no memory. The price is that
-the file must stay as it was: its identity is taken at open, and `check_unchanged` compares it again before bytes are
-used.
+Everything handed out is a view of the mapping, so opening a file costs address space and no memory.
+The price is that the file must stay as it was: its identity is taken at open, and `check_unchanged`
+compares it again before bytes are used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Mapping(mmap.mmap):
 
 
 class MappedFile:
-    """A read-only memory mapping of one regular file, with the identity the file had when it was opened.
+    """A read-only memory mapping of one regular file, with its identity at the time of opening.
 
     Attributes:
         path: the file as it was named.
@@ -39,7 +39,7 @@ class MappedFile:
     """
 
     def __init__(self, path: Path, descriptor: int, identity: os.stat_result) -> None:
-        """Map an open descriptor; use `MappedFile.open`. The descriptor belongs to this object from here on."""
+        """Map an open descriptor, which belongs to this object from here on (see `open`)."""
         self.path = path
         self.size = identity.st_size
         self._absolute = path.absolute()
@@ -55,6 +55,7 @@ class MappedFile:
 
         Args:
             path: a regular file, or a symbolic link to one, with at least one byte.
+
         Raises:
             FormatError: if it is missing, empty, not a regular file, or cannot be read or mapped.
         """
@@ -90,8 +91,10 @@ class MappedFile:
         Args:
             offset: first byte.
             nbytes: length of the range; 0 is allowed.
+
         Returns:
             uint8 [nbytes], read-only. It stays valid after `close`, until it is garbage collected.
+
         Raises:
             FormatError: if the range is not inside the file.
         """
@@ -99,7 +102,8 @@ class MappedFile:
             raise ValueError(f"{self.path} is closed")
         if not (0 <= offset <= self.size and 0 <= nbytes <= self.size - offset):
             raise FormatError(
-                f"{nbytes:,} bytes asked for, the file ends at byte {self.size:,}: truncated download?",
+                f"{nbytes:,} bytes asked for, the file ends at byte {self.size:,}:"
+                " truncated download?",
                 path=self.path,
                 offset=offset,
             )
@@ -109,8 +113,8 @@ class MappedFile:
         """Raise unless the file is still the one that was opened.
 
         Raises:
-            FormatError: if the file was shortened, extended, modified, replaced or deleted while open, or if the
-                SIGBUS guard had to put zeros where its bytes were gone.
+            FormatError: if the file was shortened, extended, modified, replaced or deleted while
+                open, or if the SIGBUS guard had to put zeros where its bytes were gone.
         """
         if self._descriptor is None or self._mapping is None:
             raise ValueError(f"{self.path} is closed")
@@ -129,7 +133,7 @@ class MappedFile:
             self._fail("bytes that were read had gone, zeros stood in for them")
 
     def close(self) -> None:
-        """Give the file back. Views already handed out stay valid until they are garbage collected."""
+        """Give the file back. Views handed out stay valid until they are garbage collected."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._descriptor = self._mapping = self._bytes = None

@@ -1,9 +1,10 @@
-"""Opt-in guard against the one crash a memory mapping can cause: a file that is shortened while it is open.
+"""Opt-in guard against the one crash a mapping can cause: a file that is shortened while open.
 
-Touching a mapped page past the new end of the file raises SIGBUS, which ends the process. With the guard installed,
-the page is replaced by zeros, a flag is set, and the code that was reading goes on; whoever owns the mapping looks at
-the flag after the step and raises `FormatError`. Signals that do not belong to a registered mapping go where they went
-before. Only the application may decide to install a process-wide handler, hence opt-in.
+Touching a mapped page past the new end of the file raises SIGBUS, which ends the process. With the
+guard installed, the page is replaced by zeros, a flag is set, and the code that was reading goes
+on; whoever owns the mapping looks at the flag after the step and raises `FormatError`. Signals that
+do not belong to a registered mapping go where they went before. Only the application may decide to
+install a process-wide handler, hence opt-in.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ def _load() -> _Library:
                 "the SIGBUS guard is not built: run `pip install -e . --no-build-isolation`"
                 f" with a C compiler, or open without it ({error})"
             ) from error
-        _State.library = cast(_Library, module.lib)
+        _State.library = cast("_Library", module.lib)
     return _State.library
 
 
 def install_guard() -> None:
-    """Install the handler for this process. Files opened from now on are guarded; a second call changes nothing.
+    """Install the handler for this process; files opened from now on are guarded.
+
+    A second call changes nothing.
 
     Raises:
         BackendUnavailableError: if the C part is not built, or the system refuses the handler.
@@ -68,7 +71,8 @@ def install_guard() -> None:
 def uninstall_guard() -> None:
     """Put the previous handler back. Files that are still mapped are no longer guarded.
 
-    If another handler was installed on top meanwhile, ours stays in its chain and only passes signals on.
+    If another handler was installed on top meanwhile, ours stays in its chain and only passes
+    signals on.
     """
     with _State.lock:
         if _State.installed:
@@ -87,8 +91,10 @@ def register(address: int, nbytes: int) -> int | None:
     Args:
         address: first byte of the mapping.
         nbytes: its length; the guard covers whole pages.
+
     Returns:
         a slot for `unregister` and `tripped`, or None while no guard is installed.
+
     Raises:
         CapacityError: if the table of mappings is full.
     """

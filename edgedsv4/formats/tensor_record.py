@@ -1,4 +1,4 @@
-"""Where one tensor lies on disk and how it is stored: all that is known of a weight before its bytes are touched."""
+"""Where one tensor lies on disk and how it is stored; known before its bytes are touched."""
 
 from __future__ import annotations
 
