@@ -1,7 +1,7 @@
-"""Gather the fields of a `ModelConfig` from either dialect and build it with one error for all faults.
+"""Gather the fields of a `ModelConfig` from either dialect, with one error for all faults.
 
-A reader puts what it found; a missing or mistyped entry is a fault, and a harmless stand-in takes its place so that the
-remaining fields can still be checked against each other.
+A reader puts what it found; a missing or mistyped entry is a fault, and a harmless stand-in takes
+its place so that the remaining fields can still be checked against each other.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class ConfigFields:
         if entries is not None and layers is not None:
             if len(entries) < layers:
                 self.faults.add(
-                    f"{source} has {len(entries)} entries, expected at least one per layer ({layers})"
+                    f"{source} has {len(entries)} entries, expected at least one per layer"
+                    f" ({layers})"
                 )
                 entries = None
             else:
@@ -113,7 +114,7 @@ class ConfigFields:
             self._values["num_hash_layers"] = min(self._values["num_hash_layers"], 0)
         values = cast("dict[str, Any]", {**self._values, "architecture": architecture})
         checked = SimpleNamespace(**{"num_draft_layers": 0, **values})
-        for problem in config_problems(cast(ModelConfig, checked)):
+        for problem in config_problems(cast("ModelConfig", checked)):
             self._report(problem)
         self.faults.raise_if_any(heading)
         return ModelConfig(**values)

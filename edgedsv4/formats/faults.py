@@ -1,7 +1,7 @@
 """Collect every fault of one file, then raise one error.
 
-A user with a broken file wants the whole list at once; a message with thousands of lines helps nobody, so the error
-names the first few and carries all of them in `FormatError.problems`.
+A user with a broken file wants the whole list at once; a message with thousands of lines helps
+nobody, so the error names the first few and carries all of them in `FormatError.problems`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """GGUF key/value pairs of architecture `deepseek4` -> `ModelConfig`, in both dialects that exist.
 
-llama.cpp's converter and antirez/ds4 write the same names but not the same set of them: ds4 has `vocab_size` and no
-gating function or shared-expert clamp, llama.cpp the other way round, and ds4's main files claim an MTP block that is
-in another file. Integers are accepted in any width, floats in both.
+llama.cpp's converter and antirez/ds4 write the same names but not the same set of them: ds4 has
+`vocab_size` and no gating function or shared-expert clamp, llama.cpp the other way round, and
+ds4's main files claim an MTP block that is in another file. Integers are accepted in any width,
+floats in both.
 
-Source: llama.cpp `src/models/deepseek4.cpp` and `conversion/deepseek.py`; the metadata reader of antirez/ds4.
+Source: llama.cpp `src/models/deepseek4.cpp` and `conversion/deepseek.py`; the metadata reader of
+antirez/ds4.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     Args:
         file: an opened GGUF file; its tensor table tells whether an MTP block is inside.
     Raises:
-        FormatError: keys are missing, mistyped, contradictory or out of range; all of them are listed.
+        FormatError: keys are missing, mistyped, contradictory or out of range; all of them are
+        listed.
         UnsupportedModelError: another architecture, or a variant that this version does not run.
     """
     _check_architecture(file)
@@ -106,7 +109,7 @@ class GgufKeys:
         """Whether the file has this key."""
         return self.full(key) in self._metadata
 
-    def integer(self, key: str, *, default: int | None | str = "required") -> int | None:
+    def integer(self, key: str, *, default: int | str | None = "required") -> int | None:
         """An integer of any width; llama.cpp may also write one equal value per layer."""
         value = self._get(key, default == "required")
         if value is None:
@@ -114,16 +117,18 @@ class GgufKeys:
         if isinstance(value, np.ndarray) and value.size and np.all(value == value.flat[0]):
             value = value.flat[0].item()
         if isinstance(value, bool) or not isinstance(value, int):
-            return self._mistyped(key, "an integer", value)
+            self._mistyped(key, "an integer", value)
+            return None
         return value
 
-    def number(self, key: str, *, default: float | None | str = "required") -> float | None:
+    def number(self, key: str, *, default: float | str | None = "required") -> float | None:
         """A float of either width."""
         value = self._get(key, default == "required")
         if value is None:
             return default if isinstance(default, float) else None
         if not isinstance(value, float):
-            return self._mistyped(key, "a float", value)
+            self._mistyped(key, "a float", value)
+            return None
         return value
 
     def boolean(self, key: str, *, default: bool) -> bool:
@@ -141,7 +146,8 @@ class GgufKeys:
         value = self._get(key, is_required=False)
         if value is None or isinstance(value, str):
             return value
-        return self._mistyped(key, "a string", value)
+        self._mistyped(key, "a string", value)
+        return None
 
     def integers(self, key: str) -> tuple[int, ...] | None:
         """A list of integers, cut where no model has layers any more."""
@@ -149,7 +155,8 @@ class GgufKeys:
         if value is None:
             return None
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
-            return self._mistyped(key, "an array of integers", value)
+            self._mistyped(key, "an array of integers", value)
+            return None
         return tuple(int(entry) for entry in value[: 2 * MAX_LAYERS])
 
     def numbers(self, key: str, layers: int | None) -> tuple[float, ...] | None:
@@ -160,7 +167,8 @@ class GgufKeys:
         if isinstance(value, float):
             return (value,) * (layers or 1)
         if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
-            return self._mistyped(key, "an array of floats", value)
+            self._mistyped(key, "an array of floats", value)
+            return None
         return tuple(float(entry) for entry in value[: 2 * MAX_LAYERS])
 
     def _get(self, key: str, is_required: bool) -> MetadataValue | None:
@@ -203,13 +211,13 @@ def _check_architecture(file: GgufFile) -> None:
 
 
 def _read_layer_count(file: GgufFile, keys: GgufKeys, fields: ConfigFields) -> None:
-    """`block_count` includes the MTP block only when that block is inside (llama.cpp's spelling)."""
+    """`block_count` counts the MTP block only when that block is inside (llama.cpp)."""
     blocks = keys.integer("block_count")
     nextn = keys.integer("nextn_predict_layers", default=0) or 0
     drafts = 0
-    if blocks is not None and 0 < nextn < blocks:
-        if f"blk.{blocks - nextn}.nextn.eh_proj.weight" in file.tensors:
-            blocks, drafts = blocks - nextn, 1
+    main = (blocks or 0) - nextn
+    if 0 < main and 0 < nextn and f"blk.{main}.nextn.eh_proj.weight" in file.tensors:
+        blocks, drafts = main, 1
     if "mtp.0.e_proj.weight" in file.tensors and not has_drafter(file.tensors):
         drafts = 1
     fields.put("num_layers", blocks, keys.full("block_count"))
@@ -295,7 +303,7 @@ def scaling_from(
     original: int | None,
     betas: tuple[float | None, float | None],
 ) -> RopeScaling | None:
-    """YaRN parameters, or None when one of them could not be read (its fault is recorded already)."""
+    """YaRN parameters, or None when one is unusable (its fault is recorded)."""
     beta_fast, beta_slow = betas
     if factor is None or original is None or beta_fast is None or beta_slow is None:
         return None

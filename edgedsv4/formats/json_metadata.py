@@ -1,7 +1,8 @@
 """`config.json` of an official checkpoint -> `ModelConfig`.
 
-DeepSeek's own files and the ones transformers writes name some things differently: the layer schedule as ratios or as
-layer types, RoPE scaling as `rope_scaling` or as `rope_parameters` (flat, or one entry per kind of layer).
+DeepSeek's own files and the ones transformers writes name some things differently: the layer
+schedule as ratios or as layer types, RoPE scaling as `rope_scaling` or as `rope_parameters` (flat,
+or one entry per kind of layer).
 
 Source: the config.json files of the DeepSeek-V4 checkpoints; `DeepseekV4Config` of transformers 5.
 """
@@ -69,13 +70,14 @@ _RATIO_OF_TYPE: Final = {
 def config_from_json(path: Path) -> ModelConfig:
     """Read the model configuration of an official checkpoint.
 
-    `num_draft_layers` is what the file claims; whether the block's tensors are there is checked when the checkpoint is
-    opened. A DSpark drafter counts as none.
+    `num_draft_layers` is what the file claims; whether the block's tensors are there is checked
+    when the checkpoint is opened. A DSpark drafter counts as none.
 
     Args:
         path: the `config.json`.
     Raises:
-        FormatError: not usable JSON, or entries missing, mistyped, contradictory or out of range; all are listed.
+        FormatError: not usable JSON, or entries missing, mistyped, contradictory or out of range;
+        all are listed.
         UnsupportedModelError: another model type, or a variant that this version does not run.
     """
     entries = read_json_object(path, limit_bytes=_LIMIT_BYTES)
@@ -104,7 +106,7 @@ def has_drafter_entries(entries: Mapping[str, JsonValue]) -> bool:
 
 
 class JsonEntries:
-    """Typed access to a JSON object; a missing or mistyped entry becomes a fault and reads as None."""
+    """Typed access to a JSON object; what is missing or mistyped is a fault and reads as None."""
 
     def __init__(
         self, entries: Mapping[str, JsonValue], faults: FaultList, prefix: str = ""
@@ -117,22 +119,24 @@ class JsonEntries:
         """Whether the entry is there and not null."""
         return self.entries.get(name) is not None
 
-    def integer(self, name: str, *, default: int | None | str = "required") -> int | None:
+    def integer(self, name: str, *, default: int | str | None = "required") -> int | None:
         """An integer; booleans and floats are not."""
         value = self._get(name, default == "required")
         if value is None:
             return default if isinstance(default, int) else None
         if isinstance(value, bool) or not isinstance(value, int):
-            return self._mistyped(name, "an integer", value)
+            self._mistyped(name, "an integer", value)
+            return None
         return value
 
-    def number(self, name: str, *, default: float | None | str = "required") -> float | None:
+    def number(self, name: str, *, default: float | str | None = "required") -> float | None:
         """A number, as a float."""
         value = self._get(name, default == "required")
         if value is None:
             return default if isinstance(default, float) else None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return self._mistyped(name, "a number", value)
+            self._mistyped(name, "a number", value)
+            return None
         return float(value)
 
     def mapping(self, name: str) -> JsonEntries | None:
@@ -141,7 +145,8 @@ class JsonEntries:
         if value is None:
             return None
         if not isinstance(value, dict):
-            return self._mistyped(name, "an object", value)
+            self._mistyped(name, "an object", value)
+            return None
         return JsonEntries(value, self.faults, f"{self.prefix}{name}.")
 
     def entries_list(self, name: str) -> list[JsonValue] | None:
@@ -150,7 +155,8 @@ class JsonEntries:
         if value is None:
             return None
         if not isinstance(value, list):
-            return self._mistyped(name, "a list", value)
+            self._mistyped(name, "a list", value)
+            return None
         return value[: 2 * MAX_LAYERS]
 
     def _get(self, name: str, is_required: bool) -> JsonValue:
@@ -182,13 +188,14 @@ def _check_model_type(path: Path, entries: Mapping[str, JsonValue]) -> None:
 def _read_rope_dim(reader: JsonEntries, fields: ConfigFields) -> None:
     if reader.has("partial_rotary_factor") and not reader.has("qk_rope_head_dim"):
         share = reader.number("partial_rotary_factor")
+        if share is not None and not 0 < share <= 1:
+            reader.faults.add(f"partial_rotary_factor must be above 0 and at most 1, found {share}")
+            share = None
         head_dim = reader.entries.get("head_dim")
-        is_usable = share is not None and 0 < share <= 1 and isinstance(head_dim, int)
-        if is_usable and abs(head_dim) <= 1 << 20:
-            fields.put("rope_dim", int(head_dim * share), "partial_rotary_factor")
-            return
-        reader.faults.add(f"partial_rotary_factor must be above 0 and at most 1, found {share}")
-        fields.put("rope_dim", None, "partial_rotary_factor")
+        rope_dim = None
+        if share is not None and isinstance(head_dim, int):
+            rope_dim = int(min(head_dim, 1 << 20) * share)
+        fields.put("rope_dim", rope_dim, "partial_rotary_factor")
         return
     fields.put("rope_dim", reader.integer("qk_rope_head_dim"), "qk_rope_head_dim")
 

@@ -1,6 +1,7 @@
 """Everything a model file says about itself besides its tensors: its shape and its tokenizer.
 
-The readers of the two dialects are in modules of their own; this one is what the rest of the library imports.
+The readers of the two dialects are in modules of their own; this one is what the rest of the
+library imports.
 """
 
 from __future__ import annotations

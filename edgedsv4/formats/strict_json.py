@@ -1,4 +1,4 @@
-"""JSON from files that nobody vouches for: bounded size, depth and numbers, no duplicate names, no NaN."""
+"""JSON from files nobody vouches for: bounded size and numbers, no name twice, no NaN."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def read_json_object(path: Path, *, limit_bytes: int) -> dict[str, JsonValue]:
         path: a regular file.
         limit_bytes: a larger file is refused before it is parsed.
     Raises:
-        FormatError: unreadable, too large, not UTF-8, not JSON, not an object, with a name twice, NaN or infinity, or
+        FormatError: unreadable, too large, not UTF-8, not JSON, not an object, with a name twice,
+        NaN or infinity, or
             numbers and nesting no such file needs.
     """
     if not path.is_file():

@@ -1,9 +1,11 @@
-"""The byte-level BPE tokenizer inside a GGUF file, checked as a whole; `text.tokenizer` makes it work.
+"""The byte-level BPE tokenizer inside a GGUF file, checked as a whole but not yet at work.
 
-A vocabulary that contradicts itself gives wrong ids without any error, so lengths, types, merges and special ids are
-compared with each other here. `add_bos_token` is not read: files disagree on it and the prompt encoding writes BOS.
+A vocabulary that contradicts itself gives wrong ids without any error, so lengths, types, merges
+and special ids are compared with each other here. `add_bos_token` is not read: files disagree on
+it and the prompt encoding writes BOS.
 
-Source: the `tokenizer.ggml.*` keys of the GGUF specification; the pre-tokenizer names of llama.cpp `src/llama-vocab.cpp`.
+Source: the `tokenizer.ggml.*` keys of the GGUF specification; the pre-tokenizer names of llama.cpp
+`src/llama-vocab.cpp`.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ def _check_kind(keys: GgufKeys) -> str:
     if pre is not None and pre not in PRE_TOKENIZERS:
         keys.faults.unsupported(
             f"{_PREFIX}pre must be one of {PRE_TOKENIZERS}, found {quoted(pre)}: it splits text"
-            " differently and would give wrong token ids; convert the model with a current llama.cpp"
+            " differently and would give wrong ids; convert the model with a current llama.cpp"
         )
     return pre or ""
 
@@ -119,11 +121,10 @@ def _types(file: GgufFile, keys: GgufKeys, count: int) -> list[int]:
     if value.size != count:
         keys.faults.add(f"{_PREFIX}token_type has {value.size} entries, tokens has {count}")
         return []
-    bad = np.flatnonzero((value < _TOKEN_TYPES.start) | (value >= _TOKEN_TYPES.stop))
-    if bad.size:
-        first = int(bad[0])
-        keys.faults.add(f"{_PREFIX}token_type[{first}] must be 1..6, found {value[first]}")
     types: list[int] = value.tolist()
+    bad = next((i for i, kind in enumerate(types) if kind not in _TOKEN_TYPES), None)
+    if bad is not None:
+        keys.faults.add(f"{_PREFIX}token_type[{bad}] must be 1..6, found {types[bad]}")
     return types
 
 
