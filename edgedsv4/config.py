@@ -1,7 +1,7 @@
-"""The three frozen option records: what the file says, what was chosen at open, what was chosen per reply.
+"""The frozen option records: what the file says, what was chosen at open and per reply.
 
-`ModelConfig` comes from a model file only. `EngineOptions` and `SamplingOptions` hold the defaults of the command line
-and of the Python API; no default stands anywhere else.
+`ModelConfig` comes from a model file only. `EngineOptions` and `SamplingOptions` hold the defaults
+of the command line and of the Python API; no default stands anywhere else.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class ModelConfig:
     """Shape and constants of one model, from its file only."""
 
     architecture: str
-    """The file's own name of the architecture (`deepseek4`, `deepseek_v4`); for display, nothing branches on it."""
+    """The file's own name of the architecture (`deepseek4`, `deepseek_v4`); for display, nothing
+    branches on it."""
     vocab_size: int
     """Rows of the embedding and of the head."""
     hidden_size: int
@@ -197,18 +198,32 @@ def _constant_problems(config: ModelConfig) -> list[str]:
 
 def _relation_problems(config: ModelConfig) -> list[str]:
     checks = (
-        (config.experts_per_token <= config.num_experts,
-         f"experts_per_token {config.experts_per_token} is more than num_experts {config.num_experts}"),
-        (config.rope_dim % 2 == 0 and config.rope_dim <= config.head_dim,
-         f"rope_dim must be even and at most head_dim {config.head_dim}, found {config.rope_dim}"),
-        (config.rope_dim <= config.index_dim,
-         f"rope_dim {config.rope_dim} is more than index_dim {config.index_dim}"),
-        (config.num_heads % config.output_groups == 0,
-         f"num_heads {config.num_heads} is not a multiple of output_groups {config.output_groups}"),
-        (config.hc_streams in SUPPORTED_STREAMS,
-         f"hc_streams must be one of {SUPPORTED_STREAMS}, found {config.hc_streams}"),
-        (0 <= config.num_hash_layers <= config.num_layers,
-         f"num_hash_layers must be 0..{config.num_layers}, found {config.num_hash_layers}"),
+        (
+            config.experts_per_token <= config.num_experts,
+            f"experts_per_token {config.experts_per_token} is more than num_experts"
+            f" {config.num_experts}",
+        ),
+        (
+            config.rope_dim % 2 == 0 and config.rope_dim <= config.head_dim,
+            f"rope_dim must be even and <= head_dim {config.head_dim}, found {config.rope_dim}",
+        ),
+        (
+            config.rope_dim <= config.index_dim,
+            f"rope_dim {config.rope_dim} is more than index_dim {config.index_dim}",
+        ),
+        (
+            config.num_heads % config.output_groups == 0,
+            f"num_heads {config.num_heads} is not a multiple of output_groups"
+            f" {config.output_groups}",
+        ),
+        (
+            config.hc_streams in SUPPORTED_STREAMS,
+            f"hc_streams must be one of {SUPPORTED_STREAMS}, found {config.hc_streams}",
+        ),
+        (
+            0 <= config.num_hash_layers <= config.num_layers,
+            f"num_hash_layers must be 0..{config.num_layers}, found {config.num_hash_layers}",
+        ),
     )
     problems = [text for holds, text in checks if not holds]
     for name in ("bos_id", "eos_id", "pad_id"):
@@ -220,7 +235,7 @@ def _relation_problems(config: ModelConfig) -> list[str]:
 
 def _layer_list_problems(config: ModelConfig) -> list[str]:
     problems = [
-        f"{name} needs one entry per layer ({config.num_layers}), found {len(getattr(config, name))}"
+        f"{name} needs an entry per layer ({config.num_layers}), found {len(getattr(config, name))}"
         for name in ("compress_ratios", "swiglu_limits", "shared_swiglu_limits")
         if len(getattr(config, name)) != config.num_layers
     ]
@@ -242,13 +257,16 @@ class EngineOptions:
     """Choices made once, when a model is opened."""
 
     device: str = "auto"
-    """`auto`, `cpu`, or a torch device such as `cuda:0`. `auto` is the CPU until another device has kernels."""
+    """`auto`, `cpu`, or a torch device such as `cuda:0`. `auto` is the CPU until another device has
+    kernels."""
     context: int | None = None
-    """Tokens one session can hold, 1..2^24; None takes the model's own limit, or what memory allows."""
+    """Tokens one session can hold, 1..2^24; None takes the model's own limit, or what memory
+    allows."""
     threads: int | None = None
     """CPU threads, 1..1024; None takes the physical cores this process may use."""
     profile: Profile = "default"
-    """`exact` keeps KV rows and index keys in the compute type; `default` stores FP8 rows and FP4 index keys."""
+    """`exact` keeps KV rows and index keys in the compute type; `default` stores FP8 rows and FP4
+    index keys."""
     backend: Backend = "auto"
     """Which implementation computes; a named one that cannot run is an error, never replaced."""
     dtype: Dtype = "f32"
@@ -264,7 +282,8 @@ class EngineOptions:
     verify: bool = False
     """Read every tensor at open and report scales that are NaN or infinite."""
     sigbus_guard: bool = False
-    """Turn an access to a file that was shortened while open into `FormatError`; installs a process-wide handler."""
+    """Turn an access to a file that was shortened while open into `FormatError`; installs a
+    process-wide handler."""
 
     def __post_init__(self) -> None:
         _require(bool(self.device), "device", "a device name or 'auto'", self.device)
@@ -272,16 +291,25 @@ class EngineOptions:
             _require(1 <= self.context <= MAX_CONTEXT, "context", f"1..{MAX_CONTEXT}", self.context)
         if self.threads is not None:
             _require(1 <= self.threads <= 1024, "threads", "1..1024", self.threads)
-        _require(self.profile in ("exact", "default"), "profile", "'exact' or 'default'", self.profile)
+        _require(
+            self.profile in ("exact", "default"), "profile", "'exact' or 'default'", self.profile
+        )
         names = ("auto", "reference", "native", "triton")
         _require(self.backend in names, "backend", f"one of {names}", self.backend)
-        _require(self.dtype in ("f32", "f64", "bf16"), "dtype", "'f32', 'f64' or 'bf16'", self.dtype)
+        _require(
+            self.dtype in ("f32", "f64", "bf16"), "dtype", "'f32', 'f64' or 'bf16'", self.dtype
+        )
         _require(1 <= self.prefill_chunk <= 65536, "prefill_chunk", "1..65536", self.prefill_chunk)
         for name in ("ram_bytes", "vram_bytes"):
             value = getattr(self, name)
             if value is not None:
                 _require(0 < value <= 1 << 50, name, "1..2^50 bytes", value)
-        _require(0 <= self.checkpoint_bytes <= 1 << 50, "checkpoint_bytes", "0..2^50", self.checkpoint_bytes)
+        _require(
+            0 <= self.checkpoint_bytes <= 1 << 50,
+            "checkpoint_bytes",
+            "0..2^50",
+            self.checkpoint_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +325,8 @@ class SamplingOptions:
     min_p: float = 0.0
     """Drop tokens below this share of the likeliest one's probability, 0..1."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens seen before, above 0 and at most 100."""
+    """Divides positive and multiplies negative logits of tokens seen before, above 0 and at most
+    100."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of a token generated before, -100..100."""
     frequency_penalty: float = 0.0
@@ -312,7 +341,9 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         def ranged(name: str, low: float, high: float, *, above: bool = False) -> None:
             value = getattr(self, name)
-            holds = math.isfinite(value) and (low < value if above else low <= value) and value <= high
+            holds = (
+                math.isfinite(value) and (low < value if above else low <= value) and value <= high
+            )
             _require(holds, name, f"{'above ' if above else ''}{low}..{high}", value)
 
         ranged("temperature", 0, 100)
@@ -324,8 +355,15 @@ class SamplingOptions:
         ranged("frequency_penalty", -100, 100)
         for token_id, bias in self.logit_bias.items():
             holds = token_id >= 0 and not math.isnan(bias) and bias != math.inf
-            _require(holds, "logit_bias", "token ids >= 0 with finite values or -inf", {token_id: bias})
+            _require(
+                holds, "logit_bias", "token ids >= 0 with finite values or -inf", {token_id: bias}
+            )
         if self.seed is not None:
             _require(0 <= self.seed < 1 << 63, "seed", "0..2^63-1", self.seed)
         if self.max_tokens is not None:
-            _require(1 <= self.max_tokens <= MAX_CONTEXT, "max_tokens", f"1..{MAX_CONTEXT}", self.max_tokens)
+            _require(
+                1 <= self.max_tokens <= MAX_CONTEXT,
+                "max_tokens",
+                f"1..{MAX_CONTEXT}",
+                self.max_tokens,
+            )

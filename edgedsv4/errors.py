@@ -1,7 +1,7 @@
 """Every exception the library raises, one tree under `Dsv4Error`.
 
-A message says which file or argument, what was expected, what was found and what to do. The classes carry the same
-facts as attributes, so that a caller never has to parse a message.
+A message says which file or argument, what was expected, what was found and what to do. The classes
+carry the same facts as attributes, so that a caller never has to parse a message.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SnapshotError(FormatError):
 
 
 class ConfigError(Dsv4Error):
-    """An option is out of its range; the message names the option, its range and the value found."""
+    """An option is out of its range; the message names it, its range and the value found."""
 
 
 class ShapeError(Dsv4Error):

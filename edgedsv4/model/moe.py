@@ -1,0 +1,95 @@
+"""Mixture of experts of one layer: router, routed experts grouped by expert, shared expert.
+
+Where the routed experts' weights live is not decided here: an `ExpertSource` hands them over. The
+results of one token's experts are added in the order of its slots (ascending expert id, or the
+order of the hash table), so the sum does not depend on which other tokens share the chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from edgedsv4.kernels.expert_ffn import expert_ffn
+from edgedsv4.kernels.precision import accumulator
+from edgedsv4.kernels.quant_matmul import quant_matmul
+from edgedsv4.kernels.router import router_scores, routing_weights, select_experts
+
+if TYPE_CHECKING:
+    from edgedsv4.model.layer_plan import LayerPlan
+    from edgedsv4.model.step import Step
+    from edgedsv4.model.weights import ExpertWeights, MoeWeights
+
+
+class ExpertSource(Protocol):
+    """Hands over the weights of routed experts."""
+
+    def fetch(self, layer: int, expert_ids: Sequence[int]) -> Sequence[ExpertWeights]:
+        """Weights of `expert_ids` of one layer, in that order.
+
+        Raises:
+            ExpertReadError: if they cannot be read.
+        """
+
+
+def moe(
+    x: Tensor, weights: MoeWeights, plan: LayerPlan, experts: ExpertSource, step: Step
+) -> Tensor:
+    """Run the layer's experts.
+
+    Args:
+        x: [T, D], normalised input of the sublayer.
+        weights: of this layer.
+        plan: of this layer.
+        experts: source of the routed experts.
+        step: the chunk.
+
+    Returns:
+        [T, D], dtype of `x`.
+    """
+    wide = x.to(accumulator(x.dtype))
+    scores = router_scores(quant_matmul(wide, weights.router, backend=step.backend))
+    ids = _expert_ids(scores, weights, plan, step)
+    factors = routing_weights(scores, ids, step.config.routed_scale, backend=step.backend)
+    outputs = _expert_outputs(x, ids, plan, experts, step).to(wide.dtype)
+    total = factors[:, :1] * outputs[:, 0]
+    for slot in range(1, ids.shape[1]):
+        total = total + factors[:, slot : slot + 1] * outputs[:, slot]
+    if weights.shared_w1 is not None and weights.shared_w2 is not None:
+        total = total + _shared(x, weights, plan, step).to(wide.dtype)
+    return total.to(x.dtype)
+
+
+def _expert_ids(scores: Tensor, weights: MoeWeights, plan: LayerPlan, step: Step) -> Tensor:
+    selection = scores if weights.bias is None else scores + weights.bias.to(scores.dtype)
+    if weights.expert_table is not None:
+        ids = weights.expert_table[step.token_ids]
+    else:
+        ids = select_experts(selection, step.config.experts_per_token, backend=step.backend)
+    if step.hooks.on_experts is not None:
+        ids = step.hooks.on_experts(plan.layer, selection, ids)
+    return ids
+
+
+def _expert_outputs(
+    x: Tensor, ids: Tensor, plan: LayerPlan, experts: ExpertSource, step: Step
+) -> Tensor:
+    """[T, k, D]: each token through each of its experts, every expert once over all its tokens."""
+    outputs = x.new_empty((*ids.shape, x.shape[-1]))
+    used = sorted(set(ids.flatten().tolist()))
+    for expert_id, expert in zip(used, experts.fetch(plan.layer, used), strict=True):
+        step.hooks.check_stop()
+        tokens, slots = (ids == expert_id).nonzero(as_tuple=True)
+        outputs[tokens, slots] = expert_ffn(
+            x[tokens], expert.w1, expert.w3, expert.w2, plan.swiglu_limit, backend=step.backend
+        )
+    return outputs
+
+
+def _shared(x: Tensor, weights: MoeWeights, plan: LayerPlan, step: Step) -> Tensor:
+    w1, w3, w2 = weights.shared_w1, weights.shared_w3, weights.shared_w2
+    if w1 is None or w3 is None or w2 is None:
+        return x.new_zeros(())
+    return expert_ffn(x, w1, w3, w2, plan.shared_swiglu_limit, backend=step.backend)
