@@ -1,9 +1,11 @@
-"""Every storage type a model file can name: how many elements share a block, and how many bytes the block takes.
+"""Every storage type a model file can name: elements that share a block, and its bytes.
 
-A tensor's size follows from its shape and this table alone, so headers can be checked without touching tensor data.
-GGUF names its types by number, safetensors by string; both end in the same `BlockType`.
+A tensor's size follows from its shape and this table alone, so headers can be checked without
+touching tensor data. GGUF names its types by number, safetensors by string; both end in the same
+`BlockType`.
 
-Source: the ggml type enumeration and block structs of llama.cpp; the dtype list of the safetensors format.
+Source: the ggml type enumeration and block structs of llama.cpp; the dtype list of the safetensors
+format.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class BlockType:
         """Bytes of a row of `n` elements.
 
         Raises:
-            ValueError: if `n` is negative or not a whole number of blocks; check `n % block_elements` first.
+            ValueError: if `n` is negative or not a whole number of blocks; check `n %
+                block_elements` first.
         """
         blocks, rest = divmod(n, self.block_elements)
         if rest or n < 0:
@@ -91,16 +94,19 @@ _SAFETENSORS_TYPES = (
     BlockType("U32", None, 1, 4),
     BlockType("U64", None, 1, 8),
     BlockType("C64", None, 1, 8),
-    # OCP 8-bit float, "fn" form: no infinity, 0x7F and 0xFF are NaN. As a weight it needs a block scale.
+    # OCP 8-bit float, "fn" form: no infinity, 0x7F and 0xFF are NaN. As a weight it needs a
+    # block scale.
     BlockType("FP8_E4M3", None, 1, 1),
     BlockType("FP8_E5M2", None, 1, 1),
     BlockType("FP8_E4M3FNUZ", None, 1, 1),
     BlockType("FP8_E5M2FNUZ", None, 1, 1),
     # A power of two: byte b is 2^(b - 127), 0xFF is NaN.
     BlockType("E8M0", None, 1, 1),
-    # 4-bit float, two per byte: element 2i in the low nibble. As a weight it needs a scale per 32 elements.
+    # 4-bit float, two per byte: element 2i in the low nibble. As a weight it needs a scale
+    # per 32 elements.
     BlockType("FP4_E2M1", None, 2, 1),
-    # safetensors' own dtype of the same packing; the loader decides whether it is an FP4_E2M1 weight.
+    # safetensors' own dtype of the same packing; the loader decides whether it is an FP4_E2M1
+    # weight.
     BlockType("F4", None, 2, 1),
     BlockType("F6_E2M3", None, 4, 3),
     BlockType("F6_E3M2", None, 4, 3),
@@ -149,7 +155,7 @@ def by_ggml_id(ggml_id: int) -> BlockType | None:
 
 
 def ggml_type_problem(ggml_id: int) -> str | None:
-    """Why a tensor of this GGUF type number cannot be read, as a phrase for an error message; None if it can."""
+    """Why a tensor of this GGUF type number cannot be read, for a message; None if it can be."""
     block_type = by_ggml_id(ggml_id)
     if block_type is not None:
         reason = UNSUPPORTED.get(block_type.name)
