@@ -39,15 +39,16 @@ class MappedFile:
     """
 
     def __init__(self, path: Path, descriptor: int, identity: os.stat_result) -> None:
-        """Map an open descriptor, which belongs to this object from here on (see `open`)."""
+        """Map an open descriptor, which belongs to this object once that has worked."""
         self.path = path
         self.size = identity.st_size
         self._absolute = path.absolute()
         self._identity = identity
-        self._descriptor: int | None = descriptor
+        self._descriptor: int | None = None
         self._mapping: _Mapping | None = _Mapping(descriptor, self.size, access=mmap.ACCESS_READ)
         self._bytes: npt.NDArray[np.uint8] | None = np.frombuffer(self._mapping, dtype=np.uint8)
         self._mapping.guard_slot = sigbus.register(self._bytes.ctypes.data, self.size)
+        self._descriptor = descriptor
 
     @classmethod
     def open(cls, path: Path) -> MappedFile:
@@ -130,7 +131,7 @@ class MappedFile:
         if (named.st_ino, named.st_dev) != (self._identity.st_ino, self._identity.st_dev):
             self._fail("another file has its name")
         if self._mapping.guard_slot is not None and sigbus.tripped(self._mapping.guard_slot):
-            self._fail("bytes that were read had gone, zeros stood in for them")
+            self._fail("bytes that were read were gone or unreadable, zeros stood in for them")
 
     def close(self) -> None:
         """Give the file back. Views handed out stay valid until they are garbage collected."""

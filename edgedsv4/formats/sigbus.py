@@ -13,7 +13,7 @@ import importlib
 import threading
 from typing import Protocol, cast
 
-from edgedsv4.errors import BackendUnavailableError, CapacityError
+from edgedsv4.errors import BackendUnavailableError
 
 _MODULE = "edgedsv4.formats.native._sigbus"
 
@@ -96,15 +96,15 @@ def register(address: int, nbytes: int) -> int | None:
         a slot for `unregister` and `tripped`, or None while no guard is installed.
 
     Raises:
-        CapacityError: if the table of mappings is full.
+        BackendUnavailableError: if the table of mappings is full.
     """
     with _State.lock:
         if not _State.installed:
             return None
         slot = _load().dsv4_sigbus_register(address, nbytes)
     if slot < 0:
-        raise CapacityError(
-            "table of guarded mappings", needed_bytes=-slot + 1, available_bytes=-slot
+        raise BackendUnavailableError(
+            f"the SIGBUS guard holds at most {-slot:,} files at a time; open without it"
         )
     return slot
 
