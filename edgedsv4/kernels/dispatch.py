@@ -7,7 +7,7 @@ backend that was named is never replaced by another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from edgedsv4.errors import BackendUnavailableError
 

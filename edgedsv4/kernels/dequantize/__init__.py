@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from edgedsv4.errors import ShapeError, UnsupportedModelError
 from edgedsv4.kernels.dequantize import float_blocks, iq_blocks, k_blocks, small_blocks
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edgedsv4.formats.block_types import BlockType
