@@ -13,11 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from edgedsv4.kernels.dequantize.float_blocks import e8m0, fp4_e2m1, fp8_e4m3
+
 FP8_GROUP = 64
 FP4_GROUP = 32
 FP8_MAX = 448.0
 FP4_MAX = 6.0
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
@@ -60,9 +61,8 @@ def dequantize_kv_rows(data: Tensor, scales: Tensor, rope_dim: int, dtype: torch
         [N, d].
     """
     nope_dim = data.shape[-1] - 2 * rope_dim
-    codes = data[:, :nope_dim].contiguous().view(torch.float8_e4m3fn).to(torch.float32)
-    factors = _e8m0(scales[:, : _groups(nope_dim, FP8_GROUP)])
-    nope = codes * factors.repeat_interleave(FP8_GROUP, dim=-1)[:, :nope_dim]
+    factors = e8m0(scales[:, : _groups(nope_dim, FP8_GROUP)])
+    nope = fp8_e4m3(data[:, :nope_dim]) * factors.repeat_interleave(FP8_GROUP, dim=-1)[:, :nope_dim]
     tail = data[:, nope_dim:].contiguous().view(torch.bfloat16)
     return torch.cat((nope.to(dtype), tail.to(dtype)), dim=-1)
 
@@ -98,10 +98,8 @@ def dequantize_index_keys(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> 
     Returns:
         [N, n].
     """
-    table = torch.tensor((*_E2M1, *(-v for v in _E2M1)), device=codes.device)
-    nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
-    values = table[nibbles.long()]
-    factors = _e8m0(scales).repeat_interleave(FP4_GROUP, dim=-1)[:, : values.shape[-1]]
+    values = fp4_e2m1(codes)
+    factors = e8m0(scales).repeat_interleave(FP4_GROUP, dim=-1)[:, : values.shape[-1]]
     return (values * factors).to(dtype)
 
 
@@ -123,7 +121,3 @@ def _scaled_groups(
     exponent = (exponent - (mantissa == 0.5).to(exponent.dtype)).clamp(-127, 127)
     scaled = torch.ldexp(blocks, -exponent[..., None])
     return (exponent + 127).to(torch.uint8), scaled.view(count, groups * group)[:, :width]
-
-
-def _e8m0(scales: Tensor) -> Tensor:
-    return torch.ldexp(torch.ones((), device=scales.device), scales.to(torch.int32) - 127)
