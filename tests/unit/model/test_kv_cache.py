@@ -28,7 +28,7 @@ def feed(cache: KvCache, count: int, first: int | None = None) -> None:
     start = cache.length if first is None else first
     for layer in cache.layers.values():
         for ring in layer.rings():
-            width = ring.read(0, 0).shape[1]
+            width = ring.read(ring.oldest, ring.oldest).shape[1]
             ring.stage(torch.arange(start, start + count).float()[:, None].expand(-1, width))
     cache.commit(count)
 
