@@ -27,41 +27,178 @@ if TYPE_CHECKING:
     from edgedsv4.errors import ShapeError as ShapeError
     from edgedsv4.errors import SnapshotError as SnapshotError
     from edgedsv4.errors import UnsupportedModelError as UnsupportedModelError
-
-_HOME = {
-    **dict.fromkeys(("EngineOptions", "ModelConfig", "SamplingOptions"), "edgedsv4.config"),
-    **dict.fromkeys(
-        (
-            "BackendUnavailableError",
-            "BusyError",
-            "CancelledError",
-            "CapacityError",
-            "ConfigError",
-            "ContextFullError",
-            "DeviceLostError",
-            "Dsv4Error",
-            "ExpertReadError",
-            "FormatError",
-            "NumericError",
-            "ShapeError",
-            "SnapshotError",
-            "UnsupportedModelError",
-        ),
-        "edgedsv4.errors",
-    ),
-}
+    from edgedsv4.runtime.engine import Engine as Engine
+    from edgedsv4.runtime.inspection import Inspection as Inspection
+    from edgedsv4.runtime.inspection import ModelText as ModelText
+    from edgedsv4.runtime.inspection import inspect_model as inspect_model
+    from edgedsv4.runtime.inspection import open_text as open_text
+    from edgedsv4.runtime.inspection import plan_model as plan_model
+    from edgedsv4.runtime.memory_plan import MemoryPlan as MemoryPlan
+    from edgedsv4.runtime.memory_plan import PlanItem as PlanItem
+    from edgedsv4.runtime.scoring import Score as Score
+    from edgedsv4.runtime.scoring import save_all_logits as save_all_logits
+    from edgedsv4.runtime.scoring import score_text as score_text
+    from edgedsv4.runtime.session import DoneEvent as DoneEvent
+    from edgedsv4.runtime.session import Session as Session
+    from edgedsv4.runtime.stats import StepStats as StepStats
+    from edgedsv4.runtime.stats import SyncReport as SyncReport
+    from edgedsv4.text.chat_json import Chat as Chat
+    from edgedsv4.text.chat_json import chat_from_json as chat_from_json
+    from edgedsv4.text.chat_json import messages_from_json as messages_from_json
+    from edgedsv4.text.messages import Message as Message
+    from edgedsv4.text.messages import Piece as Piece
+    from edgedsv4.text.messages import Prompt as Prompt
+    from edgedsv4.text.messages import ToolCall as ToolCall
+    from edgedsv4.text.prompt import PromptOptions as PromptOptions
+    from edgedsv4.text.prompt import render_prompt as render_prompt
+    from edgedsv4.text.reply import Reply as Reply
+    from edgedsv4.text.reply import ReplyEvent as ReplyEvent
+    from edgedsv4.text.reply import ReplyParser as ReplyParser
+    from edgedsv4.text.reply import TextEvent as TextEvent
+    from edgedsv4.text.reply import ThinkingEvent as ThinkingEvent
+    from edgedsv4.text.reply import ToolCallEvent as ToolCallEvent
+    from edgedsv4.text.tokenizer import Tokenizer as Tokenizer
 
 __version__ = "0.1.0.dev0"
 
+_HOME = {
+    "edgedsv4.config": (
+        "EngineOptions",
+        "ModelConfig",
+        "SamplingOptions",
+    ),
+    "edgedsv4.errors": (
+        "BackendUnavailableError",
+        "BusyError",
+        "CancelledError",
+        "CapacityError",
+        "ConfigError",
+        "ContextFullError",
+        "DeviceLostError",
+        "Dsv4Error",
+        "ExpertReadError",
+        "FormatError",
+        "NumericError",
+        "ShapeError",
+        "SnapshotError",
+        "UnsupportedModelError",
+    ),
+    "edgedsv4.runtime.engine": ("Engine",),
+    "edgedsv4.runtime.inspection": (
+        "Inspection",
+        "ModelText",
+        "inspect_model",
+        "open_text",
+        "plan_model",
+    ),
+    "edgedsv4.runtime.memory_plan": (
+        "MemoryPlan",
+        "PlanItem",
+    ),
+    "edgedsv4.runtime.scoring": (
+        "Score",
+        "save_all_logits",
+        "score_text",
+    ),
+    "edgedsv4.runtime.session": (
+        "DoneEvent",
+        "Session",
+    ),
+    "edgedsv4.runtime.stats": (
+        "StepStats",
+        "SyncReport",
+    ),
+    "edgedsv4.text.chat_json": (
+        "Chat",
+        "chat_from_json",
+        "messages_from_json",
+    ),
+    "edgedsv4.text.messages": (
+        "Message",
+        "Piece",
+        "Prompt",
+        "ToolCall",
+    ),
+    "edgedsv4.text.prompt": (
+        "PromptOptions",
+        "render_prompt",
+    ),
+    "edgedsv4.text.reply": (
+        "Reply",
+        "ReplyEvent",
+        "ReplyParser",
+        "TextEvent",
+        "ThinkingEvent",
+        "ToolCallEvent",
+    ),
+    "edgedsv4.text.tokenizer": ("Tokenizer",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'edgedsv4' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+
+if not TYPE_CHECKING:
+    # Hidden from type checkers, which would otherwise accept any name.
+    def __getattr__(name: str) -> object:
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module 'edgedsv4' has no attribute {name!r}")
+        value = getattr(importlib.import_module(module), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted({*globals(), *_MODULE_OF})
+
+
+__all__ = [
+    "BackendUnavailableError",
+    "BusyError",
+    "CancelledError",
+    "CapacityError",
+    "Chat",
+    "ConfigError",
+    "ContextFullError",
+    "DeviceLostError",
+    "DoneEvent",
+    "Dsv4Error",
+    "Engine",
+    "EngineOptions",
+    "ExpertReadError",
+    "FormatError",
+    "Inspection",
+    "MemoryPlan",
+    "Message",
+    "ModelConfig",
+    "ModelText",
+    "NumericError",
+    "Piece",
+    "PlanItem",
+    "Prompt",
+    "PromptOptions",
+    "Reply",
+    "ReplyEvent",
+    "ReplyParser",
+    "SamplingOptions",
+    "Score",
+    "Session",
+    "ShapeError",
+    "SnapshotError",
+    "StepStats",
+    "SyncReport",
+    "TextEvent",
+    "ThinkingEvent",
+    "Tokenizer",
+    "ToolCall",
+    "ToolCallEvent",
+    "UnsupportedModelError",
+    "__version__",
+    "chat_from_json",
+    "inspect_model",
+    "messages_from_json",
+    "open_text",
+    "plan_model",
+    "render_prompt",
+    "save_all_logits",
+    "score_text",
+]

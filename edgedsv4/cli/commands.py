@@ -1,0 +1,196 @@
+"""The commands that exist, as one table: parser and documents are both made from it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import edgedsv4
+from edgedsv4.cli import model_commands, repl, run_command, score_commands, text_commands
+from edgedsv4.cli.flags import (
+    ENGINE_FLAGS,
+    SAMPLING_FLAGS,
+    Flag,
+    field_default,
+    parse_think,
+)
+from edgedsv4.cli.terminal import Terminal, one_line
+
+SUMMARY = "DeepSeek-V4 on one machine: open a model file, talk to it, look into it."
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: its words for the user, its arguments and the function that does it."""
+
+    name: str
+    help: str
+    flags: tuple[Flag, ...]
+    handler: Callable[[argparse.Namespace, Terminal], int]
+    note: str = ""
+    """A paragraph below the summary; empty when the summary says it all."""
+
+
+MODEL = Flag(
+    names=("MODEL",),
+    help="a GGUF file (any part of a split one), an official checkpoint directory, or random-tiny",
+)
+JSON = Flag(names=("--json",), help="print one JSON document")
+PROMPT = (
+    Flag(names=("-p", "--prompt"), metavar="TEXT", help="the text"),
+    Flag(names=("-f", "--file"), metavar="FILE", help="read the text from a file"),
+    Flag(
+        names=("input",),
+        metavar="-",
+        choices=("-",),
+        optional=True,
+        help="read the text from stdin",
+    ),
+)
+THINK = Flag(
+    names=("--think",),
+    metavar="MODE",
+    parse=parse_think,
+    help="none, low, high, max or 1..100; which ones exist depends on the model",
+)
+SYSTEM = Flag(names=("--system",), metavar="TEXT", help="system message")
+SPECIAL = Flag(names=("--special",), help="text of control tokens becomes those tokens")
+TOKENS = Flag(
+    names=("--tokens",), metavar="FILE", help="token ids, int32, little-endian", required=True
+)
+OUT = Flag(
+    names=("--out",), metavar="FILE", help="file to write, float32 [T, V], .npy", required=True
+)
+
+
+def _flag(*fields: str) -> tuple[Flag, ...]:
+    return tuple(flag for flag in ENGINE_FLAGS if flag.field in fields)
+
+
+COMMANDS = (
+    Command(
+        "run",
+        "one reply, streamed",
+        (
+            MODEL,
+            *PROMPT,
+            Flag(names=("--raw",), help="continue the text itself, without the chat template"),
+            SYSTEM,
+            THINK,
+            Flag(names=("--stats",), help="print token counts and speed to stderr"),
+            JSON,
+            *SAMPLING_FLAGS,
+            *ENGINE_FLAGS,
+        ),
+        run_command.run,
+        "The reply goes to stdout, the model's thinking to stderr.",
+    ),
+    Command(
+        "chat",
+        "a conversation, line by line; works over a pipe",
+        (
+            Flag(names=("MODEL",), help=f"{MODEL.help}; random-tiny if left out", optional=True),
+            SYSTEM,
+            THINK,
+            *SAMPLING_FLAGS,
+            *ENGINE_FLAGS,
+        ),
+        repl.run,
+        "Type /help inside for the commands. Ctrl+C stops a reply, twice it leaves.",
+    ),
+    Command(
+        "inspect",
+        "what a model file holds; reads the header only",
+        (MODEL, JSON),
+        model_commands.inspect,
+    ),
+    Command(
+        "plan",
+        "memory by item, whether it fits, and the largest context that does",
+        (
+            MODEL,
+            JSON,
+            *_flag("context", "ram_bytes", "vram_bytes", "profile", "dtype", "prefill_chunk"),
+        ),
+        model_commands.plan,
+    ),
+    Command(
+        "tokenize",
+        "text to token ids, or back",
+        (
+            MODEL,
+            *PROMPT,
+            Flag(names=("--decode",), help="the input is token ids; print their text"),
+            SPECIAL,
+            JSON,
+        ),
+        text_commands.tokenize,
+    ),
+    Command(
+        "render",
+        "the exact prompt of a conversation",
+        (
+            MODEL,
+            Flag(names=("CHAT",), help="JSON file with messages, - for stdin", metavar="CHAT.json"),
+            THINK,
+            JSON,
+        ),
+        text_commands.render,
+        "Without --json the bytes of the prompt are printed as they are, with nothing added.",
+    ),
+    Command(
+        "logits",
+        "the logits of every position, for comparing engines",
+        (
+            MODEL,
+            TOKENS,
+            OUT,
+            *ENGINE_FLAGS,
+        ),
+        score_commands.logits,
+        "--chunk 1 is pure decode. The file appears under its name only when it is complete.",
+    ),
+    Command(
+        "perplexity",
+        "how well a model predicts a text, and how far it is from another",
+        (
+            MODEL,
+            Flag(names=("FILE",), help="UTF-8 text, - for stdin"),
+            Flag(names=("--kld-save",), metavar="OUT", help="save the logits of every position"),
+            Flag(names=("--kld-base",), metavar="SAVED", help="compare with logits saved before"),
+            JSON,
+            *ENGINE_FLAGS,
+        ),
+        score_commands.perplexity,
+        "The text is cut into windows of --ctx tokens (512 if not given); each starts anew.",
+    ),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argparse parser that tells of wrong use in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {one_line(message)}; see {self.prog} --help\n")
+        raise SystemExit(2)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; parsed arguments carry the function to call as `handler`."""
+    parser = _Parser(prog="edgedsv4", description=SUMMARY, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"edgedsv4 {edgedsv4.__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        sub = subparsers.add_parser(
+            command.name,
+            help=command.help,
+            description=f"{command.help}. {command.note}".replace("%", "%%"),
+            allow_abbrev=False,
+        )
+        for flag in command.flags:
+            flag.add_to(sub, field_default(flag.field))
+        sub.set_defaults(handler=command.handler)
+    return parser
