@@ -9,8 +9,9 @@ block scales of FP8 (one per square of 128 or 32) and FP4 (one per 32 of a row) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,10 +53,10 @@ class QuantMatrix:
     """Output width."""
     columns: int
     """Input width."""
-    data: Tensor
-    """uint8 [rows, row_bytes], at any address; or, for a float type, its numbers [rows, columns]."""
-    scale: Tensor | None = None
-    """E8M0 as uint8: FP8_E4M3 [ceil(rows / b), ceil(columns / b)], FP4_E2M1 [rows, columns / 32]."""
+    data: Tensor = field(repr=False)
+    """uint8 [rows, row_bytes], at any address; or the numbers [rows, columns] of a float type."""
+    scale: Tensor | None = field(default=None, repr=False)
+    """E8M0 bytes: FP8_E4M3 [ceil(rows / b), ceil(columns / b)], FP4_E2M1 [rows, columns / 32]."""
     tensor_scale: float = 1.0
     """Factor on every element (NVFP4)."""
 
@@ -193,8 +194,8 @@ def quant_matmul_reference(x: Tensor, weight: QuantMatrix | Tensor) -> Tensor:
     stored = weight if isinstance(weight, Tensor) else _as_floats(weight)
     if stored is not None and stored.dtype == x.dtype:
         return x @ stored.T
-    rows, columns = stored.shape if isinstance(weight, Tensor) else (weight.rows, weight.columns)
-    flat = x.reshape(-1, columns)
+    rows, columns = weight.shape if isinstance(weight, Tensor) else (weight.rows, weight.columns)
+    flat = x.reshape(math.prod(x.shape[:-1]), columns)
     result = x.new_empty(len(flat), rows)
     for first, last in _tiles(0, rows, columns):
         if isinstance(weight, Tensor):
@@ -258,7 +259,7 @@ def _apply_scales(values: Tensor, weight: QuantMatrix, first: int) -> None:
 
 
 class _Writable:
-    """Presents a read-only array as a writable one to NumPy's array protocol, and keeps it alive."""
+    """Presents a read-only array as a writable one to NumPy's protocol, and keeps it alive."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array

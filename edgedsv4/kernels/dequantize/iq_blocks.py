@@ -93,17 +93,21 @@ def iq1_s(data: Tensor) -> Tensor:
 def iq1_m(data: Tensor) -> Tensor:
     """Fields u8 index[32], u4 {upper index bits, sign of delta}[32], u16 {u3 s[4], u4 d}[4].
 
-    x = d (2s + 1) (grid + delta); d is a half float whose nibbles are the top four bits of the four
-    words.
+    x = d (2s + 1) (grid + delta).
     """
     nibble = spread(data[:, 32:48].int(), (0, 4), 15)
     index = data[:, :32].int() | ((nibble & 7) << 8)
     delta = _DELTA - 2 * _DELTA * (nibble >> 3).float()
     words = as_type(data[:, 48:], torch.int16).int() & 0xFFFF
-    nibbles = (words >> 12) << torch.tensor((0, 4, 8, 12), dtype=torch.int32, device=data.device)
-    d = nibbles.sum(1, keepdim=True).to(torch.int16).view(torch.float16).float()
-    scale = spread(words, (0, 3, 6, 9), 7).float().mul_(2).add_(1).mul_(d)
+    scale = spread(words, (0, 3, 6, 9), 7).float().mul_(2).add_(1).mul_(iq1_m_scale(data))
     return _shifted(index, delta, scale)
+
+
+def iq1_m_scale(data: Tensor) -> Tensor:
+    """The d of IQ1_M, [n, 1]: a half float whose nibbles are the top bits of the four words."""
+    words = as_type(data[:, 48:], torch.int16).int() & 0xFFFF
+    nibbles = (words >> 12) << torch.tensor((0, 4, 8, 12), dtype=torch.int32, device=data.device)
+    return nibbles.sum(1, keepdim=True).to(torch.int16).view(torch.float16).float()
 
 
 def _shifted(index: Tensor, delta: Tensor, scale: Tensor) -> Tensor:
