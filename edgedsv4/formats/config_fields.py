@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from edgedsv4.config import MAX_LAYERS, ModelConfig, RopeScaling, config_problems
-from edgedsv4.formats.faults import FaultList
+
+if TYPE_CHECKING:
+    from edgedsv4.formats.faults import FaultList
 
 FieldValue = int | float | str | tuple[int, ...] | tuple[float, ...] | RopeScaling | None
 

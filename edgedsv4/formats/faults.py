@@ -49,6 +49,7 @@ class FaultList:
 
         Args:
             heading: what is wrong as a whole, used when there are several faults.
+
         Raises:
             UnsupportedModelError: every fault is of the unsupported kind.
             FormatError: at least one fault is not.

@@ -12,7 +12,7 @@ antirez/ds4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from edgedsv4.config import MAX_LAYERS, ModelConfig, RopeScaling
 from edgedsv4.errors import UnsupportedModelError
 from edgedsv4.formats.config_fields import ConfigFields
 from edgedsv4.formats.faults import FaultList, quoted
-from edgedsv4.formats.gguf import GgufFile, MetadataValue
+
+if TYPE_CHECKING:
+    from edgedsv4.formats.gguf import GgufFile, MetadataValue
 
 ARCHITECTURE: Final = "deepseek4"
 _SQRT_SOFTPLUS: Final = 4
@@ -70,6 +72,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
 
     Args:
         file: an opened GGUF file; its tensor table tells whether an MTP block is inside.
+
     Raises:
         FormatError: keys are missing, mistyped, contradictory or out of range; all of them are
         listed.
@@ -216,7 +219,7 @@ def _read_layer_count(file: GgufFile, keys: GgufKeys, fields: ConfigFields) -> N
     nextn = keys.integer("nextn_predict_layers", default=0) or 0
     drafts = 0
     main = (blocks or 0) - nextn
-    if 0 < main and 0 < nextn and f"blk.{main}.nextn.eh_proj.weight" in file.tensors:
+    if main > 0 and nextn > 0 and f"blk.{main}.nextn.eh_proj.weight" in file.tensors:
         blocks, drafts = main, 1
     if "mtp.0.e_proj.weight" in file.tensors and not has_drafter(file.tensors):
         drafts = 1

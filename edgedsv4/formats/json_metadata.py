@@ -75,6 +75,7 @@ def config_from_json(path: Path) -> ModelConfig:
 
     Args:
         path: the `config.json`.
+
     Raises:
         FormatError: not usable JSON, or entries missing, mistyped, contradictory or out of range;
         all are listed.

@@ -20,6 +20,7 @@ def read_json_object(path: Path, *, limit_bytes: int) -> dict[str, JsonValue]:
     Args:
         path: a regular file.
         limit_bytes: a larger file is refused before it is parsed.
+
     Raises:
         FormatError: unreadable, too large, not UTF-8, not JSON, not an object, with a name twice,
         NaN or infinity, or

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from edgedsv4.formats.faults import FaultList, quoted
-from edgedsv4.formats.gguf import GgufFile
 from edgedsv4.formats.gguf_metadata import GgufKeys
+
+if TYPE_CHECKING:
+    from edgedsv4.formats.gguf import GgufFile
 
 _PREFIX: Final = "tokenizer.ggml."
 _MODEL: Final = "gpt2"
@@ -52,8 +54,10 @@ def tokenizer_spec_from_gguf(file: GgufFile, vocab_size: int | None = None) -> T
     Args:
         file: an opened GGUF file.
         vocab_size: ids the model has; None takes the number of tokens.
+
     Returns:
         The specification, or None when the file holds no tokenizer.
+
     Raises:
         FormatError: the parts contradict each other; all faults are listed.
         UnsupportedModelError: a tokenizer of another kind.

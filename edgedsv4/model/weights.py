@@ -1,18 +1,27 @@
-"""The weights of one model as the forward sees them: matrices as stored, small parameters in float32.
+"""The weights of one model as the forward sees them: matrices as stored, vectors in float32.
 
-Every shape and type has been checked (`weight_table`) before a record of this module exists. Matrices are `QuantMatrix`
-views of the mapped file, so loading copies only norms, biases and other vectors.
+Every shape and type has been checked (`weight_table`) before a record of this module exists.
+Matrices are `QuantMatrix` views of the mapped file, so loading copies only norms, biases and other
+small parameters, and reads no more than those.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize, matrix_from_numpy
+from edgedsv4.model.bound_weights import BoundTensor, BoundWeights
+from edgedsv4.model.weight_names import LayerTraits
+from edgedsv4.model.weight_table import bind_weights
+
 if TYPE_CHECKING:
-    from edgedsv4.kernels.quant_matmul import QuantMatrix
+    from edgedsv4.formats.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DraftWeights:
-    """The MTP block: a window-only layer fed with the main model's streams and the next token's embedding."""
+    """The MTP block: a window-only layer fed with main streams and the next token."""
 
     e_proj: QuantMatrix
     """[D, D], applied to the normalised embedding."""
@@ -157,3 +166,172 @@ class ExpertWeights:
     """[F, D], the up projection."""
     w2: QuantMatrix
     """[D, F], the down projection."""
+
+
+class RoutedExperts:
+    """The routed experts of every layer, looked up in the mapped file when they are asked for."""
+
+    def __init__(self, bound: BoundWeights) -> None:
+        self._layers = bound.experts
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with routed experts; an MTP block is the last."""
+        return len(self._layers)
+
+    def expert(self, layer: int, expert_id: int) -> ExpertWeights:
+        """Views of one expert's matrices; nothing is read before they are used.
+
+        Raises:
+            IndexError: no such layer or expert.
+            FormatError: the file changed since it was opened.
+        """
+        w1, w3, w2 = self._layers[layer].expert(expert_id)
+        return ExpertWeights(w1=_matrix(w1), w3=_matrix(w3), w2=_matrix(w2))
+
+    def fetch(self, layer: int, expert_ids: Sequence[int]) -> list[ExpertWeights]:
+        """Views of some experts of one layer, in the order asked for; see `expert`."""
+        return [self.expert(layer, expert_id) for expert_id in expert_ids]
+
+
+def load_weights(source: Checkpoint | BoundWeights) -> tuple[ModelWeights, RoutedExperts]:
+    """Make the weight records of a model.
+
+    Args:
+        source: an opened checkpoint, or its weights already bound.
+
+    Returns:
+        Everything but the routed experts, and those. Matrices point into the mapped file and stay
+        valid when the checkpoint is closed.
+
+    Raises:
+        FormatError: the tensors do not fit the configuration (all faults are listed), or the file
+            changed since it was opened.
+    """
+    bound = source if isinstance(source, BoundWeights) else bind_weights(source)
+    roles = _Roles(bound)
+    config = bound.config
+    draft = None
+    if config.num_draft_layers:
+        draft = _draft(roles, LayerTraits.of(config, config.num_layers))
+    weights = ModelWeights(
+        embed=roles.matrix("embed"),
+        norm=roles.parameter("norm"),
+        head=roles.matrix("head"),
+        hc_head=roles.hyper("hc_head"),
+        layers=tuple(
+            _layer(roles, f"layers.{index}.", LayerTraits.of(config, index))
+            for index in range(config.num_layers)
+        ),
+        draft=draft,
+    )
+    return weights, RoutedExperts(bound)
+
+
+class _Roles:
+    """Turns bound weights into tensors, by role."""
+
+    def __init__(self, bound: BoundWeights) -> None:
+        self._tensors = bound.tensors
+
+    def matrix(self, role: str) -> QuantMatrix:
+        return _matrix(self._tensors[role])
+
+    def parameter(self, role: str) -> Tensor:
+        """A float32 copy in the weight's own shape."""
+        bound = self._tensors[role]
+        return dequantize(_matrix(bound)).reshape(bound.shape).clone()
+
+    def table(self, role: str) -> Tensor:
+        """An int64 copy."""
+        bound = self._tensors[role]
+        kind = "<i8" if bound.block_type.name == "I64" else "<i4"
+        ids = bound.record.data().view(kind).reshape(bound.shape)
+        return torch.from_numpy(ids.astype(np.int64))
+
+    def hyper(self, role: str) -> HyperWeights:
+        return HyperWeights(
+            fn=self.parameter(f"{role}_fn"),
+            base=self.parameter(f"{role}_base"),
+            scale=self.parameter(f"{role}_scale"),
+        )
+
+    def compressor(self, role: str) -> CompressorWeights:
+        return CompressorWeights(
+            wkv=self.matrix(f"{role}.wkv"),
+            wgate=self.matrix(f"{role}.wgate"),
+            ape=self.parameter(f"{role}.ape"),
+            norm=self.parameter(f"{role}.norm"),
+        )
+
+
+def _matrix(bound: BoundTensor) -> QuantMatrix:
+    return matrix_from_numpy(
+        bound.data(),
+        bound.block_type,
+        bound.rows,
+        bound.columns,
+        None if bound.scale is None else bound.scale.data(),
+        bound.tensor_scale_value(),
+    )
+
+
+def _layer(roles: _Roles, place: str, traits: LayerTraits) -> LayerWeights:
+    return LayerWeights(
+        attn_norm=roles.parameter(f"{place}attn_norm"),
+        ffn_norm=roles.parameter(f"{place}ffn_norm"),
+        hc_attn=roles.hyper(f"{place}hc_attn"),
+        hc_ffn=roles.hyper(f"{place}hc_ffn"),
+        attention=_attention(roles, f"{place}attn", traits),
+        moe=_moe(roles, f"{place}ffn", traits),
+    )
+
+
+def _attention(roles: _Roles, place: str, traits: LayerTraits) -> AttentionWeights:
+    compressor = indexer = None
+    if traits.ratio:
+        compressor = roles.compressor(f"{place}.compressor")
+    if traits.ratio == 4:
+        indexer = IndexerWeights(
+            wq_b=roles.matrix(f"{place}.indexer.wq_b"),
+            weights_proj=roles.matrix(f"{place}.indexer.weights_proj"),
+            compressor=roles.compressor(f"{place}.indexer.compressor"),
+        )
+    return AttentionWeights(
+        wq_a=roles.matrix(f"{place}.wq_a"),
+        q_norm=roles.parameter(f"{place}.q_norm"),
+        wq_b=roles.matrix(f"{place}.wq_b"),
+        wkv=roles.matrix(f"{place}.wkv"),
+        kv_norm=roles.parameter(f"{place}.kv_norm"),
+        sink=roles.parameter(f"{place}.attn_sink"),
+        wo_a=roles.matrix(f"{place}.wo_a"),
+        wo_b=roles.matrix(f"{place}.wo_b"),
+        compressor=compressor,
+        indexer=indexer,
+    )
+
+
+def _moe(roles: _Roles, place: str, traits: LayerTraits) -> MoeWeights:
+    def shared(name: str) -> QuantMatrix | None:
+        return roles.matrix(f"{place}.shared_experts.{name}") if traits.has_shared else None
+
+    return MoeWeights(
+        router=roles.matrix(f"{place}.gate"),
+        bias=None if traits.is_hash else roles.parameter(f"{place}.gate.bias"),
+        expert_table=roles.table(f"{place}.gate.tid2eid") if traits.is_hash else None,
+        shared_w1=shared("w1"),
+        shared_w2=shared("w2"),
+        shared_w3=shared("w3"),
+    )
+
+
+def _draft(roles: _Roles, traits: LayerTraits) -> DraftWeights:
+    return DraftWeights(
+        e_proj=roles.matrix("draft.e_proj"),
+        h_proj=roles.matrix("draft.h_proj"),
+        enorm=roles.parameter("draft.enorm"),
+        hnorm=roles.parameter("draft.hnorm"),
+        norm=roles.parameter("draft.norm"),
+        hc_head=roles.hyper("draft.hc_head"),
+        layer=_layer(roles, "draft.", traits),
+    )
