@@ -1,0 +1,292 @@
+"""The tokens a session has evaluated, and the shortest way from them to other tokens.
+
+A `Timeline` joins a model's KV cache with the token ids in it, the logits behind the last one and
+the turn checkpoints. It decides what has to be evaluated; locks, sampling and text are elsewhere.
+After every call, also one that raised, it stands at its last complete token: token ids and cache
+agree, and whatever a finished chunk added stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edgedsv4.errors import ConfigError, ContextFullError
+from edgedsv4.model.hooks import ForwardHooks
+from edgedsv4.runtime.checkpoints import TurnCheckpoint, TurnCheckpoints
+from edgedsv4.runtime.stats import SessionTotals, SyncReport
+
+if TYPE_CHECKING:
+    from edgedsv4.model.model import LogitRows, Model
+    from edgedsv4.runtime.sampler import Sampler
+
+Progress = Callable[[int, int], None]
+"""Called with (tokens done, tokens in all) after every chunk."""
+Logits = npt.NDArray[np.float32]
+
+
+class Timeline:
+    """One sequence of tokens through one model.
+
+    Args:
+        model: evaluates; keeps nothing of the timeline.
+        capacity: tokens the cache holds.
+        chunk: tokens evaluated at once.
+        checkpoint_bytes: budget of the turn checkpoints.
+        before_chunk: called before anything is evaluated; may raise to stop it.
+        should_stop: asked often while evaluating; True raises `CancelledError`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        capacity: int,
+        chunk: int,
+        checkpoint_bytes: int,
+        before_chunk: Callable[[], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.capacity = capacity
+        self.totals = SessionTotals()
+        self.checkpoints = TurnCheckpoints(checkpoint_bytes)
+        self._model = model
+        self._cache = model.new_cache(capacity)
+        self._chunk = chunk
+        self._before_chunk = before_chunk
+        self._hooks = ForwardHooks(should_stop=should_stop)
+        self._ids: list[int] = []
+        self._logits: Logits | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens evaluated."""
+        return self._cache.length
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens evaluated."""
+        return tuple(self._ids[: self._cache.length])
+
+    def nbytes(self) -> int:
+        """Bytes of cache, checkpoints and logits."""
+        logits = 0 if self._logits is None else self._logits.nbytes
+        return self._cache.nbytes() + self.checkpoints.nbytes() + logits
+
+    def check_ids(self, token_ids: Sequence[int]) -> None:
+        """Raise `ConfigError` unless every id is in the vocabulary."""
+        size = self._model.config.vocab_size
+        bad = next((i for i, token in enumerate(token_ids) if not 0 <= token < size), None)
+        if bad is not None:
+            raise ConfigError(
+                f"token ids must be 0..{size - 1}, found {token_ids[bad]} at position {bad}"
+            )
+
+    def sync(self, token_ids: Sequence[int], on_progress: Progress | None = None) -> SyncReport:
+        """Make the timeline equal to `token_ids`, evaluating as little as possible.
+
+        Raises:
+            ConfigError: for an id outside the vocabulary; nothing changed.
+            ContextFullError: when the ids do not fit; nothing changed.
+            CancelledError, NumericError, FormatError: the timeline is a prefix of `token_ids` that
+                ends with the last finished chunk.
+        """
+        self.check_ids(token_ids)
+        self._check_room(len(token_ids))
+        shared = _shared_prefix(self._ids, token_ids)
+        reached = self._go_back(shared)
+        self._run(token_ids[reached:], "last", rebuilt=shared - reached, on_progress=on_progress)
+        evaluated = len(token_ids) - shared
+        if evaluated > 1:
+            self.mark_turn()
+        return SyncReport(reused=reached, evaluated=evaluated, rebuilt=shared - reached)
+
+    def evaluate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        rows: LogitRows = "last",
+        chunk: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> Logits | None:
+        """Append tokens.
+
+        Args:
+            token_ids: ids to append.
+            rows: whose logits to return.
+            chunk: tokens evaluated at once; None takes the timeline's own.
+            on_progress: told after every chunk.
+
+        Returns:
+            [T, V] for "all", [1, V] for "last" ([0, V] without tokens), None for "none".
+
+        Raises:
+            As `sync`; after a failure the finished chunks stay appended.
+        """
+        self.check_ids(token_ids)
+        self._check_room(self.length + len(token_ids))
+        return self._run(token_ids, rows, chunk=chunk, on_progress=on_progress)
+
+    def rewind(self, count: int) -> SyncReport:
+        """Drop the last `count` tokens.
+
+        Raises:
+            ConfigError: when there are fewer tokens; nothing changed.
+            CancelledError, NumericError, FormatError: while tokens were evaluated again; the
+                timeline is shorter than asked for and ends with the last finished chunk.
+        """
+        if not 0 <= count <= self.length:
+            raise ConfigError(f"rewind must be 0..{self.length} tokens, found {count}")
+        target = self._ids[: self.length - count]
+        reached = self._go_back(len(target))
+        rebuilt = len(target) - reached
+        self._run(target[reached:], "last", rebuilt=rebuilt)
+        return SyncReport(reused=reached, evaluated=0, rebuilt=rebuilt)
+
+    def logits(self) -> Logits:
+        """[V] after the last token, a copy; evaluates that token again when they are not known.
+
+        Raises:
+            ConfigError: when the timeline is empty.
+            CancelledError, NumericError, FormatError: while evaluating; the timeline has then lost
+                its last token.
+        """
+        if self.length == 0:
+            raise ConfigError("the session has no token yet; sync or evaluate some first")
+        if self._logits is None:
+            self._evaluate_last_again()
+        if self._logits is None:
+            raise RuntimeError("the model returned no logits")
+        return self._logits.copy()
+
+    def decode(
+        self, sampler: Sampler, stop_ids: Container[int], check: Callable[[], None]
+    ) -> Iterator[int]:
+        """Sample and evaluate tokens one by one, each yielded once it is part of the timeline.
+
+        Ends after a stop token (yielded as well), the sampler's `max_tokens`, or when the context
+        is full.
+
+        Args:
+            sampler: chooses, and learns what was chosen.
+            stop_ids: tokens that end it.
+            check: called before each token; may raise to stop.
+
+        Raises:
+            As `logits` and `evaluate`; the tokens yielded so far stay.
+        """
+        limit = sampler.options.max_tokens or self.capacity
+        while sampler.num_generated < limit and self.length < self.capacity:
+            check()
+            token_id = sampler.sample(self.logits())
+            is_stop = token_id in stop_ids
+            # Nobody samples behind a stop token, so its logits (a pass over the head) can wait.
+            self.evaluate((token_id,), rows="none" if is_stop else "last")
+            sampler.accept(token_id)
+            self.totals.generated += 1
+            yield token_id
+            if is_stop:
+                return
+
+    def mark_turn(self) -> None:
+        """Keep a checkpoint here, within the budget."""
+        self.checkpoints.add(TurnCheckpoint(self._cache.checkpoint(), self._logits))
+
+    def _evaluate_last_again(self) -> None:
+        target = list(self._ids)
+        was_marked = self.length in self.checkpoints.positions
+        reached = self._go_back(len(target) - 1)
+        self._run(target[reached:], "last", rebuilt=len(target) - reached)
+        if was_marked:
+            self.mark_turn()
+
+    def _check_room(self, length: int) -> None:
+        if length > self.capacity:
+            raise ContextFullError(length, self.capacity)
+
+    def _go_back(self, length: int) -> int:
+        """Drop tokens without evaluating any, to `length` or the nearest lower place possible."""
+        if length == self.length:
+            return length
+        if length and length < self._cache.rewind_floor:
+            self._restore_near(length)
+        if length == 0 or self._cache.rewind_floor <= length <= self.length:
+            self._cache.rewind(length)
+        reached = self.length
+        del self._ids[reached:]
+        here = self.checkpoints.at_or_before(reached)
+        self._logits = here.logits if here is not None and here.position == reached else None
+        self.checkpoints.drop_from(reached + 1)
+        return reached
+
+    def _restore_near(self, length: int) -> None:
+        """Restore the checkpoint that `length` can be reached from by rewinding, else the one before
+        it, else go to the start.
+        """
+        after = self.checkpoints.at_or_after(length)
+        if after is not None:
+            self._cache.restore(after.state)
+            if self._cache.rewind_floor <= length:
+                return
+        before = self.checkpoints.at_or_before(length)
+        if before is None:
+            self._cache.rewind(0)
+        else:
+            self._cache.restore(before.state)
+
+    def _run(
+        self,
+        token_ids: Sequence[int],
+        rows: LogitRows,
+        *,
+        rebuilt: int = 0,
+        chunk: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> Logits | None:
+        """Evaluate tokens chunk by chunk; the first `rebuilt` of them count as rebuilt."""
+        total, size = len(token_ids), chunk or self._chunk
+        vocab_size = self._model.config.vocab_size
+        collected = np.empty((total if rows == "all" else 0, vocab_size), dtype=np.float32)
+        for first in range(0, total, size):
+            part = token_ids[first : first + size]
+            done = first + len(part)
+            wanted = rows if rows == "all" or done == total else "none"
+            result = self._forward(part, wanted)
+            if rows == "all" and result is not None:
+                collected[first:done] = result
+            again = min(max(rebuilt - first, 0), len(part))
+            self.totals.rebuilt += again
+            self.totals.evaluated += len(part) - again
+            if on_progress is not None:
+                on_progress(done, total)
+        if rows == "last" and total and self._logits is not None:
+            return self._logits[None].copy()
+        return None if rows == "none" else collected
+
+    def _forward(self, part: Sequence[int], wanted: LogitRows) -> Logits | None:
+        """One chunk; [R, V] logits of the wanted rows."""
+        self._before_chunk()
+        # Ids go in first and are cut back to the cache's length in any case, so that not even an
+        # interrupt between two statements leaves the two apart.
+        self._ids.extend(part)
+        self._logits = None
+        try:
+            ids = torch.tensor(part, dtype=torch.int64)
+            result = self._model.forward(ids, self._cache, logits=wanted, hooks=self._hooks)
+        finally:
+            del self._ids[self._cache.length :]
+        if result.logits is None:
+            return None
+        logits: Logits = result.logits.to(torch.float32).cpu().numpy()
+        self._logits = logits[-1].copy()
+        return logits
+
+
+def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    pairs = zip(left, right, strict=False)
+    differing = (place for place, (a, b) in enumerate(pairs) if a != b)
+    return next(differing, min(len(left), len(right)))
