@@ -1,8 +1,8 @@
 """A model that computes nothing, for tests of everything around one.
 
 Its logits are a function of the whole prefix, and its cache can lose state exactly as the real one
-does: a ring that keeps the window and the spare positions, rows that are overwritten after a rewind,
-checkpoints without rows. Reading something that was lost is an error, so a timeline that takes a
+does: a ring that keeps the window and the spare positions, rows that are overwritten after a
+rewind, checkpoints without rows. Reading something that was lost is an error, so a timeline that takes a
 wrong shortcut cannot give right logits by luck.
 """
 
@@ -11,15 +11,18 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from tiny_model import tiny_config
 from torch import Tensor
 
-from edgedsv4.config import ModelConfig
 from edgedsv4.errors import NumericError
-from edgedsv4.model.hooks import ForwardHooks
+
+if TYPE_CHECKING:
+    from edgedsv4.config import ModelConfig
+    from edgedsv4.model.hooks import ForwardHooks
 
 REWIND_TOKENS = 128
 

@@ -224,8 +224,10 @@ class Timeline:
         return reached
 
     def _restore_near(self, length: int) -> None:
-        """Restore the checkpoint that `length` can be reached from by rewinding, else the one before
-        it, else go to the start.
+        """Restore the best checkpoint for `length`, else go to the start.
+
+        A checkpoint a little behind `length` is best, since rewinding from it evaluates nothing;
+        the next best is the one before.
         """
         after = self.checkpoints.at_or_after(length)
         if after is not None:
