@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
@@ -297,11 +296,13 @@ def _extent_faults(
     """Tensors that overlap another one or lie past the end of the file."""
     faults: list[tuple[int, str]] = []
     ordered = sorted(records, key=lambda record: record.offset)
-    for before, after in pairwise(ordered):
-        if after.offset < before.offset + before.nbytes:
-            faults.append(
-                (places[after.name], f"tensor {after.name} overlaps tensor {before.name}")
-            )
+    furthest: TensorRecord | None = None
+    for record in ordered:
+        if furthest is not None and record.offset < furthest.offset + furthest.nbytes:
+            text = f"tensor {record.name} overlaps tensor {furthest.name}"
+            faults.append((places[record.name], text))
+        if furthest is None or furthest.offset + furthest.nbytes < record.offset + record.nbytes:
+            furthest = record
     needed = max((record.offset + record.nbytes for record in records), default=0)
     if needed > file.size:
         cut = next(r for r in ordered if r.offset + r.nbytes > file.size)

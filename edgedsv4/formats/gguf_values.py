@@ -66,10 +66,11 @@ MAX_NAME_BYTES = 64
 MAX_ARRAY_DEPTH = 4
 
 # Upper bounds of what CPython needs, object and container slot together: a str of n UTF-8 bytes is
-# at most 80 + 4n bytes, and up to 2n more while it is decoded; an ndarray or list is below 200.
+# at most 80 + 4n bytes, and up to 2n more while it is decoded; an ndarray or list is below 200, but
+# reading one takes so long that its price also bounds the time.
 _STRING_COST = 80
 _STRING_COST_PER_BYTE = 6
-_ARRAY_COST = 200
+_ARRAY_COST = 1000
 _SLACK_BYTES = 64 << 20
 _MAX_BUDGET_BYTES = 512 << 20
 

@@ -1,0 +1,64 @@
+"""Time to open a header with DeepSeek-V4's vocabulary: 129,280 tokens and 127,741 merges.
+
+Run: `python tests/bench/bench_header.py`. The result is checked before any time is reported.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from edgedsv4.formats.gguf import GgufType, read_gguf
+from edgedsv4.formats.gguf_write import GgufWriter
+
+TOKENS = 129_280
+MERGES = 127_741
+
+
+def write_vocabulary(path: Path) -> tuple[list[str], list[str]]:
+    """Write a header whose strings have the lengths of a byte-level vocabulary."""
+    draw = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyzĠÃ¤çļ"
+
+    def word() -> str:
+        return "".join(draw.choices(letters, k=draw.randint(1, 11)))
+
+    tokens = [f"{word()}{n:x}" for n in range(TOKENS)]
+    merges = [f"{word()} {word()}" for _ in range(MERGES)]
+    writer = GgufWriter(path)
+    writer.add_metadata("general.architecture", "deepseek4", GgufType.STRING)
+    writer.add_metadata("tokenizer.ggml.tokens", tokens, GgufType.STRING)
+    writer.add_metadata("tokenizer.ggml.token_type", np.ones(TOKENS, np.int32), GgufType.I32)
+    writer.add_metadata("tokenizer.ggml.merges", merges, GgufType.STRING)
+    writer.write()
+    return tokens, merges
+
+
+def main(repeats: int = 9) -> None:
+    """Print the median of `repeats` openings."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vocabulary.gguf"
+        tokens, merges = write_vocabulary(path)
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            opened = read_gguf(path)
+            times.append(time.perf_counter() - start)
+            if opened.metadata["tokenizer.ggml.tokens"] != tokens:
+                raise SystemExit("wrong tokens: no time is reported")
+            if opened.metadata["tokenizer.ggml.merges"] != merges:
+                raise SystemExit("wrong merges: no time is reported")
+            opened.close()
+        size = path.stat().st_size
+    median = statistics.median(times)
+    print(f"header of {size / 1e6:.1f} MB, {TOKENS + MERGES:,} strings")
+    print(f"median of {repeats}: {1e3 * median:.0f} ms (fastest {1e3 * min(times):.0f} ms)")
+
+
+if __name__ == "__main__":
+    main()
