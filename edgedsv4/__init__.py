@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.inspection import plan_model as plan_model
     from edgedsv4.runtime.memory_plan import MemoryPlan as MemoryPlan
     from edgedsv4.runtime.memory_plan import PlanItem as PlanItem
+    from edgedsv4.runtime.replies import DoneEvent as DoneEvent
+    from edgedsv4.runtime.replies import ReplyStep as ReplyStep
+    from edgedsv4.runtime.sampler import Sampler as Sampler
     from edgedsv4.runtime.scoring import Score as Score
     from edgedsv4.runtime.scoring import save_all_logits as save_all_logits
     from edgedsv4.runtime.scoring import score_text as score_text
-    from edgedsv4.runtime.session import DoneEvent as DoneEvent
     from edgedsv4.runtime.session import Session as Session
     from edgedsv4.runtime.stats import StepStats as StepStats
     from edgedsv4.runtime.stats import SyncReport as SyncReport
@@ -100,10 +102,12 @@ _HOME = {
         "save_all_logits",
         "score_text",
     ),
-    "edgedsv4.runtime.session": (
+    "edgedsv4.runtime.replies": (
         "DoneEvent",
-        "Session",
+        "ReplyStep",
     ),
+    "edgedsv4.runtime.sampler": ("Sampler",),
+    "edgedsv4.runtime.session": ("Session",),
     "edgedsv4.runtime.stats": (
         "StepStats",
         "SyncReport",
@@ -179,6 +183,8 @@ __all__ = [
     "Reply",
     "ReplyEvent",
     "ReplyParser",
+    "ReplyStep",
+    "Sampler",
     "SamplingOptions",
     "Score",
     "Session",

@@ -58,7 +58,8 @@ def _row(flag: Flag) -> str:
     name = flag.metavar if flag.is_positional and flag.metavar else ", ".join(flag.names)
     default = field_default(flag.field)
     shown = "" if default is None else f" (default `{show_default(default)}`)"
-    choices = "" if flag.choices is None else f": {', '.join(f'`{c}`' for c in flag.choices)}"
+    listed = ", ".join(f"`{choice}`" for choice in flag.choices or ())
+    choices = f": {listed}" if listed and not flag.is_positional else ""
     return f"- `{name}{value}` — {flag.help}{choices}{shown}"
 
 

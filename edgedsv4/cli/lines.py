@@ -22,8 +22,8 @@ def read_messages(terminal: Terminal) -> Iterator[str]:
     """Messages until the input ends; with a prompt where both ends are a terminal."""
     if sys.stdin is not None and sys.stdin.isatty() and terminal.is_terminal:
         reader = _KeyboardLines(terminal)
-        return _Messages(reader)
-    return _Messages(stdin_lines())
+        return Messages(reader)
+    return Messages(stdin_lines())
 
 
 class _KeyboardLines(Iterator[str]):
@@ -53,7 +53,9 @@ class _KeyboardLines(Iterator[str]):
                 self._terminal.line("\n(Ctrl+C again or /exit to leave)")
 
 
-class _Messages(Iterator[str]):
+class Messages(Iterator[str]):
+    """Joins continued lines (a backslash at the end) and blocks between triple quotes."""
+
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines = lines
 

@@ -57,7 +57,10 @@ def _print_pairs(terminal: Terminal, pairs: Mapping[str, object]) -> None:
 
 def plan(args: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the memory of one session by item; exit status 0 also when it does not fit."""
-    report = edgedsv4.plan_model(args.model, engine_options(args))
+    options = engine_options(args)
+    if options.vram_bytes is not None:
+        terminal.note("edgedsv4: --vram has no effect yet: everything is computed on the CPU")
+    report = edgedsv4.plan_model(args.model, options)
     if args.json:
         terminal.json(report.to_json())
     else:

@@ -20,7 +20,7 @@ from edgedsv4.cli.replies import ReplyStream, stats_line
 from edgedsv4.cli.sources import check_argument
 
 if TYPE_CHECKING:
-    from edgedsv4 import Engine, Message, PromptOptions, SamplingOptions, Session
+    from edgedsv4 import Engine, Message, PromptOptions, SamplingOptions, Session, ToolCall
     from edgedsv4.cli.terminal import Terminal
 
 DEFAULT_MODEL = "random-tiny"
@@ -104,7 +104,12 @@ class Chat:
         try:
             with cancel_on_interrupt(self.session.cancel):
                 done = stream.consume(
-                    self.session.reply(conversation, self.sampling, prompt=self.prompting)
+                    self.session.reply(
+                        conversation,
+                        self.sampling,
+                        prompt=self.prompting,
+                        on_progress=self.terminal.evaluated,
+                    )
                 )
         except errors.CancelledError:
             self._keep_partial(stream)
@@ -115,17 +120,14 @@ class Chat:
         else:
             self._end_line(stream)
             self._last_stats = stats_line(done.stats, done.report)
-            reply = done.reply
-            self.messages.append(
-                edgedsv4.Message(
-                    "assistant",
-                    reply.text,
-                    reasoning=reply.reasoning,
-                    tool_calls=reply.tool_calls,
-                )
-            )
+            self._keep(done.reply.text, done.reply.reasoning, done.reply.tool_calls)
             if done.finish_reason == "length":
                 self.terminal.note("(stopped: token limit or context reached)")
+
+    def _keep(self, text: str, thinking: str, tool_calls: tuple[ToolCall, ...] = ()) -> None:
+        self.messages.append(
+            edgedsv4.Message("assistant", text, reasoning=thinking, tool_calls=tool_calls)
+        )
 
     def _keep_partial(self, stream: ReplyStream) -> None:
         if not stream.text and not stream.thinking:
@@ -133,7 +135,7 @@ class Chat:
             self.terminal.note("(stopped before the answer began; the message was taken back)")
             return
         self._end_line(stream)
-        self.messages.append(edgedsv4.Message("assistant", stream.text, reasoning=stream.thinking))
+        self._keep(stream.text, stream.thinking)
         self.terminal.note("(stopped; the answer so far is kept)")
 
     def _end_line(self, stream: ReplyStream) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import edgedsv4
 
 if TYPE_CHECKING:
-    from edgedsv4 import DoneEvent, ReplyEvent, StepStats, SyncReport
+    from edgedsv4 import DoneEvent, ReplyStep, StepStats, SyncReport
 
 
 class ReplyStream:
@@ -28,7 +28,7 @@ class ReplyStream:
         self._show_text = show_text
         self._show_thinking = show_thinking
 
-    def consume(self, events: Iterable[ReplyEvent]) -> DoneEvent:
+    def consume(self, events: Iterable[ReplyStep]) -> DoneEvent:
         """Takes the events of one reply to the end; whatever they raise is passed on."""
         for event in events:
             if isinstance(event, edgedsv4.DoneEvent):

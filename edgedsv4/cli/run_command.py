@@ -38,9 +38,10 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
                 report, stats = continue_text(engine, session, text, sampling, show)
             else:
                 stream = ReplyStream(show, _ignore if args.json else terminal.aside)
-                done = stream.consume(
-                    session.reply(messages(args, text), sampling, prompt=prompting)
+                events = session.reply(
+                    messages(args, text), sampling, prompt=prompting, on_progress=terminal.evaluated
                 )
+                done = stream.consume(events)
                 report, stats = reply_json(done), stats_line(done.stats, done.report)
         finally:
             show("\n")

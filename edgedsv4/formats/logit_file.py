@@ -12,6 +12,8 @@ Every window starts anew with the beginning-of-text token, which has no row.
 
 from __future__ import annotations
 
+import io
+import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +29,16 @@ from edgedsv4.errors import FormatError
 FORMAT_VERSION = 1
 _MAX_ROWS = 1 << 40
 _MEMBERS = ("header.npy", "token_ids.npy", "log_probs.npy")
+# What zipfile raises on damage: BadZipFile is only one of them (RuntimeError: marked as encrypted).
+_DAMAGE = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+    struct.error,
+    zipfile.BadZipFile,
+)
 
 Rows = npt.NDArray[np.float32]
 
@@ -81,12 +93,7 @@ def write_logits(path: Path, header: LogitHeader) -> Iterator[LogitWriter]:
                 with archive.open(name, "w") as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
             with archive.open("log_probs.npy", "w", force_zip64=True) as member:
-                shape = {
-                    "descr": "<f4",
-                    "fortran_order": False,
-                    "shape": (count, header.vocab_size),
-                }
-                np.lib.format.write_array_header_1_0(member, shape)
+                member.write(_array_header("<f4", (count, header.vocab_size)))
                 writer = LogitWriter(member, header)
                 yield writer
                 writer.check_complete()
@@ -129,7 +136,7 @@ def read_logits(path: Path) -> Iterator[LogitReader]:
         try:
             archive = stack.enter_context(zipfile.ZipFile(path))
             members = [stack.enter_context(_open_member(path, archive, n)) for n in _MEMBERS]
-        except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        except _DAMAGE as error:
             raise FormatError(f"not a file of saved logits: {error}", path=path) from None
         numbers = _read_array(path, members[0], "header", "<i8", (4,))
         version, vocab_size, window, count = (int(n) for n in numbers)
@@ -164,20 +171,21 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, count: int, vocab_size: i
             raise FormatError(f"{name} has {found:,} bytes, {wanted:,} expected", path=path)
 
 
+def _array_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The bytes that open a `.npy` array of this form."""
+    buffer = io.BytesIO()
+    form = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, form)
+    return buffer.getvalue()
+
+
 def _check_array_header(
     path: Path, member: IO[bytes], name: str, dtype: str, shape: tuple[int, ...]
 ) -> None:
-    try:
-        version = np.lib.format.read_magic(member)
-        if version != (1, 0):
-            raise ValueError(f"array format {version}")
-        found = np.lib.format.read_array_header_1_0(member)
-    except (ValueError, OSError, zipfile.BadZipFile, SyntaxError, RecursionError) as error:
-        raise FormatError(f"{name} is not a numpy array: {error}", path=path) from None
-    if found != (shape, False, np.dtype(dtype)):
-        raise FormatError(
-            f"{name} is {list(found[0])} {found[2]}, expected {list(shape)} {dtype}", path=path
-        )
+    """Compares bytes: only one form is right, so nothing has to be parsed."""
+    expected = _array_header(dtype, shape)
+    if _guarded_read(path, member, len(expected)) != expected:
+        raise FormatError(f"{name} is not a {dtype} array {list(shape)}", path=path)
 
 
 def _read_array(
@@ -195,5 +203,5 @@ def _guarded_read(path: Path, member: IO[bytes], size: int) -> bytes:
     """Reads from a member; a wrong checksum or a truncated archive is a FormatError."""
     try:
         return member.read(size)
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
-        raise FormatError(f"damaged: {error}", path=path) from None
+    except _DAMAGE as error:
+        raise FormatError(f"damaged: {error or 'it ends early'}", path=path) from None
