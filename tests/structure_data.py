@@ -1,8 +1,9 @@
 """The stored reference model `tests/data/structure` as the files it was published as.
 
-Only the official checkpoint is stored whole. The two GGUF files hold the same values in other types, so they are made
-again here from the official tensors and their stored headers, with code of its own (nothing of `edgedsv4` but the
-header reader), and their SHA-256 shows that they are the original files byte for byte.
+Only the official checkpoint is stored whole. The two GGUF files hold the same values in other
+types, so they are made again here from the official tensors and their stored headers, with code of
+its own (nothing of `edgedsv4` but the header reader), and their SHA-256 shows that they are the
+original files byte for byte.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import gguf
 import numpy as np
 import safetensors.torch
 import torch
+from tiny_files import gguf_name
 
 from edgedsv4.formats.gguf import read_gguf
-from tiny_files import gguf_name
 
 STORED = Path(__file__).parent / "data" / "structure"
 SHA256 = {

@@ -311,11 +311,11 @@ def scaling_from(
     if factor is None or original is None or beta_fast is None or beta_slow is None:
         return None
     if not factor >= 1 or factor > 1 << 20:
-        faults.add(f"the RoPE scaling factor must be 1..2^20, found {factor}")
+        faults.add(f"the RoPE scaling factor must be 1..1048576, found {factor}")
         return None
     if original > 1 << 31:
         faults.add(
-            f"the original context of RoPE scaling must be 1..2^31, found {quoted(original)}"
+            f"the original context of RoPE scaling must be 1..2147483648, found {quoted(original)}"
         )
         return None
     return RopeScaling(
