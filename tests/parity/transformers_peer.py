@@ -90,6 +90,9 @@ def peer_config(config: ModelConfig) -> DeepseekV4Config:
             "attention_factor": 1.0,
         }
     hash_layers = config.num_hash_layers
+    scaling = config.rope_scaling
+    # Only a warning depends on it here: transformers compares it with the YaRN factor.
+    positions = int(scaling.factor * scaling.original_context) if scaling else config.max_context
     return DeepseekV4Config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -103,7 +106,7 @@ def peer_config(config: ModelConfig) -> DeepseekV4Config:
         n_routed_experts=config.num_experts,
         n_shared_experts=config.num_shared_experts,
         routed_scaling_factor=config.routed_scale,
-        max_position_embeddings=config.max_context,
+        max_position_embeddings=positions,
         rope_theta=config.rope_theta,
         compress_rope_theta=config.compress_rope_theta,
         rope_parameters={"main": main, "compress": compress},
