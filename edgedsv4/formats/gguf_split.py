@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from edgedsv4.errors import FormatError
 from edgedsv4.formats.gguf_part import GgufFile, read_part
 from edgedsv4.formats.gguf_values import INTEGER_TYPES, MetadataValue
-from edgedsv4.formats.tensor_record import TensorRecord
+
+if TYPE_CHECKING:
+    from edgedsv4.formats.tensor_record import TensorRecord
 
 _PART_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.gguf", re.DOTALL)
+MAX_PARTS = (1 << 16) - 1
 _NAMED_FILES = 8
 
 
@@ -40,6 +44,8 @@ def open_parts(path: Path) -> GgufFile:
     parts = [named]
     try:
         count = _integer(named, "split.count", default=1)
+        if not 1 <= count <= MAX_PARTS:
+            _fail(path, f"split.count is {count:,}, expected 1..{MAX_PARTS:,}")
         if count == 1:
             return _alone(named)
         siblings = _sibling_paths(named, count)
@@ -99,14 +105,13 @@ def _sibling_paths(part: GgufFile, count: int) -> list[Path]:
     if int(match["count"]) != count:
         _fail(part.path, f"split.count is {count}, the file name says {int(match['count'])}")
     paths = [part.path.with_name(part_name(match["prefix"], n, count)) for n in range(1, count + 1)]
-    missing = [path.name for path in paths if not path.exists()]
+    if part.path.name not in {path.name for path in paths}:
+        _fail(part.path, f"must be named {part_name(match['prefix'], number, count)}")
+    missing = list(islice((p.name for p in paths if not p.exists()), _NAMED_FILES + 1))
     if missing:
-        more = f" and {len(missing) - _NAMED_FILES} more" if len(missing) > _NAMED_FILES else ""
-        _fail(
-            part.path,
-            f"{len(missing)} of {count} parts are missing beside it:"
-            f" {', '.join(missing[:_NAMED_FILES])}{more}",
-        )
+        more = " and more" if len(missing) > _NAMED_FILES else ""
+        names = ", ".join(missing[:_NAMED_FILES])
+        _fail(part.path, f"of its {count} parts are missing beside it: {names}{more}")
     return paths
 
 

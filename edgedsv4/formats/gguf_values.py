@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edgedsv4.errors import FormatError
-from edgedsv4.formats.mapped_file import MappedFile
+
+if TYPE_CHECKING:
+    from edgedsv4.formats.mapped_file import MappedFile
 
 
 class GgufType(IntEnum):

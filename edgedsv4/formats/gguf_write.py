@@ -17,13 +17,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from edgedsv4.errors import CapacityError, ConfigError, ShapeError
-from edgedsv4.formats.block_types import BlockType
 from edgedsv4.formats.gguf_encode import label_bytes, string_bytes, value_bytes
 from edgedsv4.formats.gguf_part import (
     DEFAULT_ALIGNMENT,
@@ -31,7 +30,7 @@ from edgedsv4.formats.gguf_part import (
     MAX_ALIGNMENT,
     MAX_DIMS,
 )
-from edgedsv4.formats.gguf_split import part_name
+from edgedsv4.formats.gguf_split import MAX_PARTS, part_name
 from edgedsv4.formats.gguf_values import (
     MAX_KEY_BYTES,
     MAX_NAME_BYTES,
@@ -39,8 +38,10 @@ from edgedsv4.formats.gguf_values import (
     MetadataValue,
 )
 
+if TYPE_CHECKING:
+    from edgedsv4.formats.block_types import BlockType
+
 VERSION = 3
-MAX_PARTS = 0xFFFF
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN_KEYS = ("general.alignment", "split.no", "split.count", "split.tensors.count")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from edgedsv4.formats.block_types import BlockType
-from edgedsv4.formats.mapped_file import MappedFile
+if TYPE_CHECKING:
+    from edgedsv4.formats.block_types import BlockType
+    from edgedsv4.formats.mapped_file import MappedFile
 
 
 @dataclass(frozen=True, slots=True)
