@@ -334,7 +334,7 @@ def _read_weight_map(scanner: JsonScanner) -> dict[str, str]:
             raise scanner.fault(f"more than {MAX_INDEX_NAMES:,} tensors")
         at = scanner.position
         file = scanner.string(255)
-        if Path(file).name != file or "\\" in file or "\0" in file or file.startswith("."):
+        if not _is_plain_name(file):
             raise scanner.fault(
                 f"tensor {quoted(name)} is said to be in {quoted(file)}: only files of the"
                 " same directory can be named",
@@ -342,6 +342,11 @@ def _read_weight_map(scanner: JsonScanner) -> dict[str, str]:
             )
         placed[name] = files.setdefault(file, file)
     return placed
+
+
+def _is_plain_name(name: str) -> bool:
+    is_one_part = Path(name).name == name and "\\" not in name and "\0" not in name
+    return bool(name) and is_one_part and not name.startswith(".")
 
 
 def _compare_with_index(
