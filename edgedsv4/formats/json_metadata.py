@@ -21,7 +21,7 @@ from edgedsv4.formats.gguf_metadata import clamps, scaling_from
 from edgedsv4.formats.strict_json import JsonValue, read_json_object
 
 MODEL_TYPE: Final = "deepseek_v4"
-_LIMIT_BYTES: Final = 4 << 20
+_LIMIT_BYTES: Final = 1 << 20
 
 _INTEGERS: Final[Mapping[str, str]] = {
     "num_layers": "num_hidden_layers",

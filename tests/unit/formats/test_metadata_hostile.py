@@ -250,7 +250,7 @@ def test_json_that_cannot_be_used(tmp_path: Path, text: str | bytes, message: st
 
 
 def test_json_larger_than_any_configuration_is_not_parsed(tmp_path: Path):
-    refused(tmp_path, " " * (5 << 20), "expected at most 4,194,304")
+    refused(tmp_path, " " * (5 << 20), "expected at most 1,048,576")
 
 
 @pytest.mark.parametrize(
