@@ -413,13 +413,14 @@ SPECIAL_TOKENS = (
 
 
 def tokenizer_tokens(vocab_size: int) -> tuple[list[str], list[int]]:
-    """(token texts, token types) of a byte-level tokenizer without merges."""
+    """(token texts, token types) of a byte-level tokenizer whose only merge makes "er"."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     extra = iter(range(256, 512))
     letters = [chr(byte if byte in printable else next(extra)) for byte in range(256)]
-    unused = vocab_size - len(SPECIAL_TOKENS) - 256
-    tokens = [*SPECIAL_TOKENS, *letters, *(f"<｜place▁holder▁no▁{i}｜>" for i in range(unused))]
-    types = [3] * len(SPECIAL_TOKENS) + [1] * 256 + [3] * unused
+    unused = vocab_size - len(SPECIAL_TOKENS) - 257
+    fillers = (f"<｜place▁holder▁no▁{i}｜>" for i in range(unused))
+    tokens = [*SPECIAL_TOKENS, *letters, "er", *fillers]
+    types = [3] * len(SPECIAL_TOKENS) + [1] * 257 + [3] * unused
     return tokens, types
 
 
