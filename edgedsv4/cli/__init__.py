@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from edgedsv4 import errors
-from edgedsv4.cli.commands import build_parser
+from edgedsv4.cli.commands import parse_arguments
 from edgedsv4.cli.terminal import Terminal, abandon_stdout, open_terminal
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _show_warnings(terminal)
 
     def work() -> int:
-        args = build_parser().parse_args(argv)
+        args = parse_arguments(argv)
         status: int = args.handler(args, terminal)
         return status
 

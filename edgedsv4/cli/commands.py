@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -194,3 +194,18 @@ def build_parser() -> argparse.ArgumentParser:
             flag.add_to(sub, field_default(flag.field))
         sub.set_defaults(handler=command.handler)
     return parser
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parses the arguments of one call; wrong use ends in SystemExit.
+
+    argparse settles an optional positional together with the first one, so `-` behind a flag is
+    left over; it is put in its place here.
+    """
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest == ["-"] and getattr(args, "input", "-") is None:
+        args.input = rest.pop()
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args

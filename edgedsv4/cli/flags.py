@@ -76,9 +76,11 @@ class Flag:
                 keywords["action"] = "append"
         if self.is_positional:
             keywords["nargs"] = "?" if self.optional else None
-        else:
-            keywords["dest"] = self.destination
-            keywords["required"] = self.required
+            keywords["metavar"] = self.metavar or self.names[0]
+            parser.add_argument(self.destination, **keywords)  # type: ignore[arg-type]  # by key
+            return
+        keywords["dest"] = self.destination
+        keywords["required"] = self.required
         parser.add_argument(*self.names, **keywords)  # type: ignore[arg-type]  # built by key
 
 

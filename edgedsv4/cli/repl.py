@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from edgedsv4.cli.terminal import Terminal
 
 DEFAULT_MODEL = "random-tiny"
-RANDOM_NOTICE = (
-    "random-tiny: a tiny model with random weights, made on the spot; its replies mean nothing."
-    " Name a GGUF file or a checkpoint directory to talk to a real model."
-)
-RANDOM_REPLY_TOKENS = 80
-"""Tokens of a random reply unless -n says otherwise: it has no reason to end by itself."""
+"""Stands in until a trained model is shipped; the engine announces what it is."""
 _RECOVERABLE = (
     errors.ConfigError,
     errors.ContextFullError,
@@ -44,15 +39,12 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
     options = engine_options(args)
     prompting = prompt_options(args)
     system = None if args.system is None else check_argument(args.system, "--system")
-    model = args.model or DEFAULT_MODEL
     with (
-        edgedsv4.Engine.open(model, options, on_progress=terminal.progress) as engine,
+        edgedsv4.Engine.open(
+            args.model or DEFAULT_MODEL, options, on_progress=terminal.progress
+        ) as engine,
         engine.new_session() as session,
     ):
-        if model == DEFAULT_MODEL:
-            terminal.line(RANDOM_NOTICE)
-            if sampling.max_tokens is None:
-                sampling = dataclasses.replace(sampling, max_tokens=RANDOM_REPLY_TOKENS)
         chat = Chat(engine, session, terminal, sampling, prompting)
         chat.system = system
         chat.talk(read_messages(terminal))

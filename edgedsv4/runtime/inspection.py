@@ -18,6 +18,7 @@ from edgedsv4.formats.checkpoint import Checkpoint, open_checkpoint
 from edgedsv4.model.weight_table import WeightLine, weight_report
 from edgedsv4.runtime.host import available_ram_bytes
 from edgedsv4.runtime.memory_plan import MemoryPlan, plan_memory, weight_items
+from edgedsv4.runtime.random_model import model_path
 from edgedsv4.text.prompt import Prompt, PromptOptions, render_prompt
 from edgedsv4.text.tokenizer import Tokenizer
 
@@ -160,12 +161,19 @@ def plan_model(model: str | Path, options: EngineOptions) -> MemoryPlan:
 
     Raises:
         FormatError: when the header cannot be read or its tensors do not fit the configuration.
+        ConfigError: when the context is beyond the model's own.
     """
     with _opened(model) as checkpoint:
-        sizes = [(line.name, line.nbytes) for line in weight_report(checkpoint)]
+        sizes = [(line.role, line.nbytes) for line in weight_report(checkpoint)]
+        config = checkpoint.config
+        if options.context is not None and options.context > config.max_context:
+            raise ConfigError(
+                f"context must be 1..{config.max_context} for {checkpoint.path},"
+                f" found {options.context}"
+            )
         budget = options.ram_bytes or available_ram_bytes()
         return plan_memory(
-            checkpoint.config,
+            config,
             weight_items(sizes),
             options,
             available_bytes=budget,
@@ -187,11 +195,12 @@ def open_text(model: str | Path) -> Iterator[ModelText]:
 
 @contextmanager
 def _opened(model: str | Path) -> Iterator[Checkpoint]:
-    checkpoint = open_checkpoint(Path(model))
-    try:
-        yield checkpoint
-    finally:
-        checkpoint.close()
+    with model_path(model) as path:
+        checkpoint = open_checkpoint(path)
+        try:
+            yield checkpoint
+        finally:
+            checkpoint.close()
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -222,7 +231,7 @@ def _summaries(lines: Iterable[WeightLine]) -> Iterator[RoleSummary]:
     """Sums weights up by role, in the order of the memory plan."""
     by_role: dict[str, list[WeightLine]] = {}
     for line in lines:
-        role = next(iter(weight_items([(line.name, 1)])))
+        role = next(iter(weight_items([(line.role, 1)])))
         by_role.setdefault(role, []).append(line)
     for role, members in sorted(by_role.items()):
         yield RoleSummary(

@@ -64,8 +64,8 @@ def test_import_prints_nothing_and_reads_no_environment() -> None:
 
 def test_package_and_command_load_neither_numpy_nor_tokenizers() -> None:
     code = (
-        "import sys, edgedsv4.cli\n"
-        "edgedsv4.cli.build_parser()\n"
+        "import sys, edgedsv4.cli.commands\n"
+        "edgedsv4.cli.commands.build_parser()\n"
         "print(sorted({'numpy', 'torch', 'tokenizers', 'cffi'} & set(sys.modules)))"
     )
     assert python(code).stdout == "[]\n"

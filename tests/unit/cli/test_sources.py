@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
+from scripted_engine import PipedStdin
 
 from edgedsv4.cli.lines import Messages
 from edgedsv4.cli.sources import (
@@ -17,12 +17,6 @@ from edgedsv4.cli.sources import (
     stdin_lines,
 )
 from edgedsv4.errors import ConfigError
-
-
-class Stdin(io.StringIO):
-    def __init__(self, data: bytes) -> None:
-        super().__init__()
-        self.buffer = io.BytesIO(data)
 
 
 def test_invalid_utf8_names_byte_and_offset() -> None:
@@ -54,22 +48,22 @@ def test_too_large_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_dash_reads_stdin_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", Stdin("zwei\nZeilen é".encode()))
+    monkeypatch.setattr("sys.stdin", PipedStdin("zwei\nZeilen é".encode()))
     assert read_text("-", "file") == "zwei\nZeilen é"
 
 
 def test_nul_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", Stdin(b"a\0b"))
+    monkeypatch.setattr("sys.stdin", PipedStdin(b"a\0b"))
     assert read_text("-", "file") == "a\0b"
 
 
 def test_lines_lose_their_ends_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", Stdin(b"one\r\n two \n\nlast"))
+    monkeypatch.setattr("sys.stdin", PipedStdin(b"one\r\n two \n\nlast"))
     assert list(stdin_lines()) == ["one", " two ", "", "last"]
 
 
 def test_bad_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", Stdin(b"one\n\xc3\n"))
+    monkeypatch.setattr("sys.stdin", PipedStdin(b"one\n\xc3\n"))
     with pytest.raises(ConfigError, match="stdin line 2"):
         list(stdin_lines())
 
