@@ -6,15 +6,20 @@ Ten stored seeds; `--fresh` draws another model and prints its seed, `--seed N` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numeric
+import numpy as np
 import pytest
 import torch
 from memory_model import evaluate, model_of
 from parity.transformers_peer import Peer, PeerRun
 from random_configs import RandomCase, draw_case
 from selections import ForcedSelections
+from structure_data import STORED, dequantized, official_tensors
 from tiny_model import random_tensors, random_tokens
+
+from edgedsv4.formats.metadata import config_from_json
 
 LIMIT = 5e-4
 """Largest difference of a logit; two independent float32 engines differ by up to 1.3e-4."""
@@ -40,6 +45,33 @@ def test_logits_equal_those_of_transformers(drawn_seed: int) -> None:
     assert not clear, f"{numeric.quiet(clear)}: {explain(case, forced, peer, got)}"
     worst = float((got - peer.logits).abs().max())
     assert worst <= LIMIT, f"differs by {worst:.3g}: {explain(case, forced, peer, got)}"
+
+
+def test_peer_reproduces_its_stored_logits() -> None:
+    stored = official_tensors()
+    names = (name for name in stored if not name.endswith(".scale"))
+    tensors = {name: dequantized(name, stored) for name in names}
+    config = config_from_json(STORED / "official" / "config.json")
+    run = Peer(config, tensors).prefill(np.fromfile(STORED / "tokens.i32", dtype=np.int32))
+    expected = np.load(STORED / "logits_transformers_f32.npy")
+    numeric.assert_logits("this transformers", run.logits, expected, 2e-4)
+
+
+@pytest.mark.parametrize("seed", [12, 105])
+def test_default_profile_equals_transformers_with_fp8_rows(seed: int) -> None:
+    """Every expert follows from the token and every row is seen, so nothing discrete can flip."""
+    drawn = draw_case(seed)
+    layers = drawn.config.num_layers
+    config = replace(drawn.config, num_hash_layers=layers, index_topk=drawn.token_count)
+    tensors = random_tensors(config, seed)
+    token_ids = random_tokens(config, drawn.token_count, seed)
+    peer = Peer(config, tensors)
+    got = evaluate(model_of(config, tensors, profile="default"), token_ids)
+    cost = numeric.mean_kl(peer.prefill(token_ids).logits, got)
+    left = numeric.mean_kl(peer.prefill_with_fp8_rows(token_ids), got)
+    # What is left are values next to a rounding boundary; the rounding itself costs 100 times more.
+    assert left < 1e-3, f"KL {left:.3g} to the rounded peer, {cost:.3g} to the exact one"
+    assert left < cost / 10
 
 
 @pytest.mark.parametrize(

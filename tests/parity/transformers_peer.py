@@ -8,13 +8,15 @@ a mistake.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+from transformers.models.deepseek_v4 import modeling_deepseek_v4
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
@@ -151,6 +153,37 @@ def peer_state(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> dict[s
     return state
 
 
+def fp8_rows(rows: torch.Tensor, rope_dim: int) -> torch.Tensor:
+    """Key/value rows after the round trip that DeepSeek-V4 was trained with, [..., d] float32.
+
+    bfloat16 first; then the dims that are not rotated in e4m3, groups of 64 with a power-of-two
+    scale (a last group may be smaller).
+    """
+    rounded = rows.bfloat16().float()
+    parts = []
+    for group in rounded[..., : rows.shape[-1] - rope_dim].split(64, dim=-1):
+        largest = group.abs().amax(dim=-1, keepdim=True).clamp(min=1e-4)
+        scale = torch.exp2(torch.ceil(torch.log2(largest / 448)))
+        parts.append((group / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale)
+    return torch.cat((*parts, rounded[..., rows.shape[-1] - rope_dim :]), dim=-1)
+
+
+@contextmanager
+def _rounding_rows(rope_dim: int) -> Iterator[None]:
+    """Let every attention of `transformers` see its rows as a FP8 cache would return them."""
+    plain = modeling_deepseek_v4.eager_attention_forward
+
+    def rounding(module: Any, query: Any, key: Any, _value: Any, *args: Any, **rest: Any) -> Any:
+        rows = fp8_rows(key, rope_dim)
+        return plain(module, query, rows, rows, *args, **rest)
+
+    modeling_deepseek_v4.eager_attention_forward = rounding
+    try:
+        yield
+    finally:
+        modeling_deepseek_v4.eager_attention_forward = plain
+
+
 def _torch(values: np.ndarray) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     return tensor.float() if tensor.is_floating_point() else tensor.long()
@@ -195,6 +228,11 @@ class Peer:
             for handle in handles:
                 handle.remove()
         return run
+
+    def prefill_with_fp8_rows(self, token_ids: np.ndarray) -> torch.Tensor:
+        """Logits [T, V] when window and compressed rows are rounded as DeepSeek-V4 stores them."""
+        with _rounding_rows(self.config.rope_dim):
+            return self.prefill(token_ids).logits
 
     def _record(self, run: PeerRun) -> list[Any]:
         handles: list[Any] = []
