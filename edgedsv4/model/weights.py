@@ -169,7 +169,10 @@ class ExpertWeights:
 
 
 class RoutedExperts:
-    """The routed experts of every layer, looked up in the mapped file when they are asked for."""
+    """The routed experts of every layer, looked up in the mapped file when they are asked for.
+
+    The checkpoint must stay open as long as experts are asked for.
+    """
 
     def __init__(self, bound: BoundWeights) -> None:
         self._layers = bound.experts
@@ -201,8 +204,8 @@ def load_weights(source: Checkpoint | BoundWeights) -> tuple[ModelWeights, Route
         source: an opened checkpoint, or its weights already bound.
 
     Returns:
-        Everything but the routed experts, and those. Matrices point into the mapped file and stay
-        valid when the checkpoint is closed.
+        Everything but the routed experts, and those. Matrices point into the mapped file; those of
+        the first part stay valid when the checkpoint is closed.
 
     Raises:
         FormatError: the tensors do not fit the configuration (all faults are listed), or the file
