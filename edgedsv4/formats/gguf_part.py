@@ -23,6 +23,7 @@ from edgedsv4.formats.gguf_values import (
     Cursor,
     GgufType,
     MetadataValue,
+    shortened,
 )
 from edgedsv4.formats.mapped_file import MappedFile
 from edgedsv4.formats.tensor_record import TensorRecord
@@ -183,7 +184,7 @@ def _read_metadata(
         start = cursor.position
         key = cursor.label(f"name of key {index + 1} of {count}", MAX_KEY_BYTES)
         if key in values:
-            cursor.fail(f"key {key!r} occurs twice", start)
+            cursor.fail(f"key {shortened(key)!r} occurs twice", start)
         values[key], types[key] = cursor.value(key)
     return values, types
 

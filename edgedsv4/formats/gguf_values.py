@@ -93,6 +93,11 @@ _SCALARS = {
 _ELEMENT_MIN_BYTES = {GgufType.STRING: 8, GgufType.ARRAY: 12}
 
 
+def shortened(key: str) -> str:
+    """A key as it should stand in a message."""
+    return key if len(key) <= 100 else f"{key[:99]}…"
+
+
 class Cursor:
     """A read position in a mapped file.
 
@@ -120,7 +125,7 @@ class Cursor:
     def spend(self, nbytes: int, what: str) -> None:
         """Account for memory that objects will take; raise if it is too much, before they exist."""
         if nbytes > self._budget_bytes:
-            self.fail(f"{what} would need more memory than a header may take: damaged file?")
+            self._refuse_cost(what)
         self._budget_bytes -= nbytes
 
     def need(self, nbytes: int, what: str) -> None:
@@ -179,7 +184,7 @@ class Cursor:
             self.fail(f"{what} is {length:,} bytes long, expected 1..{limit:,}", start)
         text = self.string(what)
         if "\0" in text:
-            self.fail(f"{what} {text!r} contains a NUL", start)
+            self.fail(f"{what} {shortened(text)!r} contains a NUL", start)
         return text
 
     def value_type(self, what: str) -> GgufType:
@@ -197,14 +202,15 @@ class Cursor:
         Returns:
             the value, and its type: of an array the type of its elements.
         """
-        value_type = self.value_type(f"type of key {key!r}")
+        what = f"key {shortened(key)!r}"
+        value_type = self.value_type(f"type of {what}")
         if value_type is GgufType.ARRAY:
-            return self._array(f"key {key!r}", depth=1)
+            return self._array(what, depth=1)
         if value_type is GgufType.STRING:
-            return self.string(f"value of key {key!r}"), value_type
+            return self.string(f"value of {what}"), value_type
         if value_type is GgufType.BOOL:
-            return self._bool(f"value of key {key!r}"), value_type
-        return self._number(_SCALARS[value_type], f"value of key {key!r}"), value_type
+            return self._bool(f"value of {what}"), value_type
+        return self._number(_SCALARS[value_type], f"value of {what}"), value_type
 
     def _bool(self, what: str) -> bool:
         self.need(1, what)
@@ -240,10 +246,13 @@ class Cursor:
 
     def _strings(self, count: int, what: str) -> list[str]:
         """Read `count` strings; the loop that decides how fast a vocabulary loads."""
-        self.spend(_STRING_COST * count, what)
+        if _STRING_COST * count > self._budget_bytes:
+            self._refuse_cost(what)
         data, position, unpack = self._data, self.position, _U64.unpack_from
-        affordable = position + 8 * count + self._budget_bytes // _STRING_COST_PER_BYTE
-        limit = min(self.file.size, affordable)
+        # The price of a string, as one per byte on disk (length field included) and a fixed rest.
+        base_cost = count * (_STRING_COST - 8 * _STRING_COST_PER_BYTE)
+        affordable = (self._budget_bytes - base_cost) // _STRING_COST_PER_BYTE
+        limit = min(self.file.size, position + affordable)
         strings: list[str] = []
         append = strings.append
         try:
@@ -261,13 +270,14 @@ class Cursor:
             )
         except struct.error:
             self.fail(f"the file ends inside {what}[{len(strings)}]: truncated download?", position)
-        content_bytes = position - self.position - 8 * count
+        self.spend(base_cost + _STRING_COST_PER_BYTE * (position - self.position), what)
         self.position = position
-        self.spend(_STRING_COST_PER_BYTE * content_bytes, what)
         return strings
 
     def _refuse_string(self, length: int, what: str) -> NoReturn:
         self.position += 8
         self.need(length, what)
-        self.spend(_STRING_COST_PER_BYTE * length + self._budget_bytes, what)
-        raise AssertionError("a string over the limit is past the file or over the budget")
+        self._refuse_cost(what)
+
+    def _refuse_cost(self, what: str) -> NoReturn:
+        self.fail(f"{what} would need more memory than a header may take: damaged file?")

@@ -46,9 +46,9 @@ def main(repeats: int = 9) -> None:
         tokens, merges = write_vocabulary(path)
         times = []
         for _ in range(repeats):
-            start = time.perf_counter()
+            start = time.process_time()
             opened = read_gguf(path)
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
             if opened.metadata["tokenizer.ggml.tokens"] != tokens:
                 raise SystemExit("wrong tokens: no time is reported")
             if opened.metadata["tokenizer.ggml.merges"] != merges:
@@ -57,7 +57,8 @@ def main(repeats: int = 9) -> None:
         size = path.stat().st_size
     median = statistics.median(times)
     print(f"header of {size / 1e6:.1f} MB, {TOKENS + MERGES:,} strings")
-    print(f"median of {repeats}: {1e3 * median:.0f} ms (fastest {1e3 * min(times):.0f} ms)")
+    fastest = min(times)
+    print(f"median of {repeats}: {1e3 * median:.0f} ms of CPU (fastest {1e3 * fastest:.0f} ms)")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,11 @@ ROOT = Path(__file__).resolve().parents[3]
 STRUCTURE = ROOT / "tests" / "data" / "structure" / "mxfp4.gguf"
 
 
+def descriptors() -> int:
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     return gb.small().write(tmp_path / "small.gguf")
@@ -216,18 +221,17 @@ def test_file_of_the_llama_cpp_converter_is_read_like_the_gguf_package_does() ->
 
 
 def test_close_gives_the_descriptors_back(small: Path) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors()
     read_gguf(small).close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert descriptors() == before
 
 
 def test_refused_file_gives_the_descriptors_back(tmp_path: Path) -> None:
     path = gb.Gguf(pairs=[]).write(tmp_path / "a.gguf")
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors()
     with pytest.raises(FormatError):
         read_gguf(path)
-    gc.collect()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert descriptors() == before
 
 
 def test_tensor_data_outlive_close(small: Path) -> None:

@@ -44,15 +44,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def descriptors() -> int:
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def refusal(path: Path, message: str) -> FormatError:
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors()
     with pytest.raises(FormatError, match=message) as caught:
         read_gguf(path)
     # The frames of the traceback keep the mapping alive.
     error = caught.value.with_traceback(None)
     del caught
-    gc.collect()
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert descriptors() == before
     return error
 
 
@@ -103,9 +107,9 @@ def test_warnings_of_all_parts_are_kept(folder: Path) -> None:
 
 
 def test_close_closes_every_part(folder: Path) -> None:
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors()
     read_gguf(folder / name(0)).close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize("missing", range(1, PARTS))

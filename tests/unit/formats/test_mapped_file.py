@@ -24,6 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def descriptors() -> int:
+    gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
