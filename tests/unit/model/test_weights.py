@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    pass
 
 # Layer 0 routes by table and has no compressor, 1 is indexed, 2 pools 128 tokens.
 CONFIG = tiny_config(
