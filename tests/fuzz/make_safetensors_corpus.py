@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from raw_safetensors import entry, raw_file  # noqa: E402 -- a module of the tests' own folder
+from raw_safetensors import entry, raw_file
 
 CORPUS = Path(__file__).parent / "corpus" / "safetensors"
 
