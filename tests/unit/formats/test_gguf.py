@@ -1,6 +1,7 @@
 """read_gguf on valid files: our own bytes, and files written by the `gguf` package."""
 
 import gc
+import lzma
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from edgedsv4.formats.block_types import BLOCK_TYPES
 from edgedsv4.formats.gguf import GgufType, read_gguf
 
 ROOT = Path(__file__).resolve().parents[3]
-STRUCTURE = ROOT / "tests" / "data" / "structure" / "mxfp4.gguf"
+CONVERTER_HEADER = ROOT / "tests" / "data" / "structure" / "mxfp4.header.xz"
+CONVERTER_FILE_BYTES = 4_681_536
 
 
 def descriptors() -> int:
@@ -206,9 +208,12 @@ def test_file_of_the_gguf_package_is_read(tmp_path: Path) -> None:
             assert record.data().tobytes() == tensor.data.tobytes()
 
 
-def test_file_of_the_llama_cpp_converter_is_read_like_the_gguf_package_does() -> None:
-    theirs = gguf.GGUFReader(STRUCTURE)
-    with read_gguf(STRUCTURE) as ours:
+def test_file_of_the_llama_cpp_converter_is_read_like_the_gguf_package_does(tmp_path: Path) -> None:
+    path = tmp_path / "mxfp4.gguf"
+    path.write_bytes(lzma.decompress(CONVERTER_HEADER.read_bytes()))
+    os.truncate(path, CONVERTER_FILE_BYTES)
+    theirs = gguf.GGUFReader(path)
+    with read_gguf(path) as ours:
         assert ours.warnings == ()
         assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
         for tensor in theirs.tensors:
