@@ -195,6 +195,16 @@ def test_engram_tensors_betray_an_early_v41_conversion():
         config_from_gguf(opened(llamacpp_metadata(), tensors))
 
 
+@pytest.mark.parametrize("key", sorted(llamacpp_metadata() | tokenizer_metadata()))
+def test_any_key_may_be_of_any_type_without_another_exception(key: str):
+    values = (True, -1, 1 << 63, 1.5, NAN, "x", [], ["x"], [[]], np.zeros(0), np.array([NAN]))
+    for value in values:
+        file = opened(llamacpp_metadata() | tokenizer_metadata() | {key: value})
+        with contextlib.suppress(FormatError):
+            config = config_from_gguf(file)
+            tokenizer_spec_from_gguf(file, config.vocab_size)
+
+
 def test_a_huge_string_does_not_fill_the_message():
     with pytest.raises(FormatError) as caught:
         config_from_gguf(opened(changed("block_count", "x" * 10_000_000)))
