@@ -164,7 +164,7 @@ class GgufWriter:
         done: list[tuple[Path, Path]] = []
         try:
             for target, metadata, tensors in parts:
-                temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.partial")
+                temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.partial")
                 done.append((temporary, target))
                 with temporary.open("xb") as file:
                     self._write_part(file, metadata, tensors)
