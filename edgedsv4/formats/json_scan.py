@@ -82,9 +82,12 @@ class JsonScanner:
             raise self.fault("expected a JSON string")
         if found.end() - found.start() - 2 > limit_bytes:
             raise self.fault(f"a string of more than {limit_bytes:,} bytes")
+        raw = found.group()
         try:
-            text: str = json.loads(found.group().decode("utf-8"))
-            text.encode("utf-8")  # escapes can make lone surrogates, which no text may hold
+            text: str = raw[1:-1].decode("utf-8")
+            if "\\" in text:
+                text = json.loads(raw)
+                text.encode("utf-8")  # escapes can make lone surrogates, which no text may hold
         except ValueError as error:
             raise self.fault(f"unusable string: {error}") from error
         self.position = found.end()
