@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgedsv4.config import Dtype, EngineOptions, ModelConfig, Profile
 
 EXPERTS = "routed experts"
+DRAFT = "draft block"
 DEFAULT_CONTEXT = 32_768
 """Tokens of a session when nobody asks for a size: long enough to work in, 110 MiB on V4-Flash."""
 SPARE_TOKENS = 128
@@ -32,16 +33,16 @@ TILE_BYTES = 64 << 20
 _ITEM_BYTES: dict[Dtype, int] = {"f32": 4, "f64": 8, "bf16": 2}
 
 _WEIGHT_ITEMS = (
-    ("draft block", r"^mtp\.|\.nextn\."),
+    (DRAFT, r"^(mtp|draft)\.|\.nextn\."),
     (EXPERTS, r"_exps\.|\.experts\."),
     ("shared experts", r"_shexp\.|\.shared_experts\."),
-    ("routers", r"ffn_gate_inp|exp_probs_b|tid2eid|\.ffn\.gate\."),
+    ("routers", r"ffn_gate_inp|exp_probs_b|tid2eid|\.ffn\.gate(\.|$)"),
     ("hyper-connections", r"hc_"),
     ("indexers", r"indexer"),
     ("compressors", r"compressor"),
     ("attention", r"(attn\.|attn_(q|kv|output|sink))"),
-    ("embedding", r"^(token_embd|embed)\."),
-    ("head", r"^(output|head)\."),
+    ("embedding", r"^(token_embd|embed)(\.|$)"),
+    ("head", r"^(output|head)(\.|$)"),
     ("norms", r"norm"),
 )
 
@@ -156,15 +157,21 @@ class StateLayout:
     @property
     def partial_window_bytes(self) -> int:
         """Raw rows (value and gate) from which unfinished windows are pooled, all layers."""
-        wide = 8 if self.dtype == "f64" else 4
-        overlap_width = 2 * (self.config.head_dim + self.config.index_dim)
-        width = {0: 0, 4: overlap_width * (8 + SPARE_TOKENS), 128: self.config.head_dim * 256}
-        return sum(2 * width[ratio] * wide for ratio in self.config.compress_ratios)
+        return self._partial_bytes({0: 0, 4: 8 + SPARE_TOKENS, 128: 128 + SPARE_TOKENS})
 
     @property
     def checkpoint_bytes(self) -> int:
-        """One turn checkpoint: rings, partial windows and the logits of its last token."""
-        return self.ring_bytes + self.partial_window_bytes + 4 * self.config.vocab_size
+        """One turn checkpoint at most: windows, unfinished windows and the logits there."""
+        spare = self.config.num_layers * SPARE_TOKENS * self.row_bytes
+        partial = self._partial_bytes({0: 0, 4: 8, 128: 128})
+        return self.ring_bytes - spare + partial + 4 * self.config.vocab_size
+
+    def _partial_bytes(self, rows: Mapping[int, int]) -> int:
+        """Raw value and gate rows of all layers, given their number by ratio."""
+        wide = 8 if self.dtype == "f64" else 4
+        overlapping = 2 * (self.config.head_dim + self.config.index_dim)
+        width = {0: 0, 4: overlapping, 128: self.config.head_dim}
+        return sum(2 * width[r] * rows[r] * wide for r in self.config.compress_ratios)
 
     def compressed_row_bytes(self, context: int) -> int:
         """Compressed rows of a timeline of `context` tokens, all layers."""
@@ -189,11 +196,12 @@ def workspace_bytes(config: ModelConfig, chunk: int, dtype: Dtype) -> int:
     index scores.
     """
     wide = max(4, _ITEM_BYTES[dtype])
-    streams = 3 * config.hc_streams * config.hidden_size
+    streams = 4 * config.hc_streams * config.hidden_size
     queries = 3 * config.num_heads * config.head_dim
     attention = config.q_lora_rank + config.output_groups * config.output_lora_rank
     indexer = config.index_heads * (config.index_dim + 1)
-    experts = 3 * config.expert_width * (config.experts_per_token + config.num_shared_experts)
+    experts = 3 * config.expert_width * max(1, config.num_shared_experts)
+    experts += config.experts_per_token * config.hidden_size
     per_token = streams + queries + attention + indexer + experts + 4 * config.hidden_size
     return chunk * per_token * wide + 4 * config.vocab_size + 3 * TILE_BYTES
 
@@ -223,7 +231,7 @@ def plan_memory(
 
     Args:
         config: shape of the model.
-        weights: bytes by item (`weight_items`); only `EXPERTS` may stay on disk.
+        weights: bytes by item (`weight_items`); `EXPERTS` and `DRAFT` may stay on disk.
         options: profile, dtype, chunk and checkpoint budget count.
         available_bytes: the memory budget.
         context: tokens of the session; None takes the smallest of the model's limit,
@@ -233,10 +241,13 @@ def plan_memory(
         The plan; whether it fits is for the caller to act on.
     """
     layout = StateLayout(config, options.profile, options.dtype)
-    weights = dict(weights)
-    experts = weights.pop(EXPERTS, 0)
+    on_disk = (DRAFT, EXPERTS)
     fixed = [
-        *(PlanItem(name, nbytes, is_required=True) for name, nbytes in weights.items()),
+        *(
+            PlanItem(name, nbytes, is_required=True)
+            for name, nbytes in weights.items()
+            if name not in on_disk
+        ),
         PlanItem(
             "workspace",
             workspace_bytes(config, options.prefill_chunk, options.dtype),
@@ -256,7 +267,11 @@ def plan_memory(
     return MemoryPlan(
         context=context,
         available_bytes=available_bytes,
-        items=(*fixed, *growing, PlanItem(EXPERTS, experts, is_required=False)),
+        items=(
+            *fixed,
+            *growing,
+            *(PlanItem(name, weights.get(name, 0), is_required=False) for name in on_disk),
+        ),
         largest_context=largest,
         state_bytes_per_token=layout.bytes_per_token,
     )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgedsv4.errors import ConfigError, ContextFullError
+from edgedsv4.errors import ConfigError, ContextFullError, FormatError
 from edgedsv4.model.hooks import ForwardHooks
 from edgedsv4.runtime.checkpoints import TurnCheckpoint, TurnCheckpoints
 from edgedsv4.runtime.stats import SessionTotals, SyncReport
@@ -37,7 +37,7 @@ class Timeline:
         capacity: tokens the cache holds.
         chunk: tokens evaluated at once.
         checkpoint_bytes: budget of the turn checkpoints.
-        before_chunk: called before anything is evaluated; may raise to stop it.
+        check_files: called before and after every chunk; raises when the model's file changed.
         should_stop: asked often while evaluating; True raises `CancelledError`.
     """
 
@@ -48,7 +48,7 @@ class Timeline:
         capacity: int,
         chunk: int,
         checkpoint_bytes: int,
-        before_chunk: Callable[[], None],
+        check_files: Callable[[], None],
         should_stop: Callable[[], bool],
     ) -> None:
         self.capacity = capacity
@@ -57,7 +57,7 @@ class Timeline:
         self._model = model
         self._cache = model.new_cache(capacity)
         self._chunk = chunk
-        self._before_chunk = before_chunk
+        self._check_files = check_files
         self._hooks = ForwardHooks(should_stop=should_stop)
         self._ids: list[int] = []
         self._logits: Logits | None = None
@@ -271,7 +271,7 @@ class Timeline:
 
     def _forward(self, part: Sequence[int], wanted: LogitRows) -> Logits | None:
         """One chunk; [R, V] logits of the wanted rows."""
-        self._before_chunk()
+        self._check_files()
         # Ids go in first and are cut back to the cache's length in any case, so that not even an
         # interrupt between two statements leaves the two apart.
         self._ids.extend(part)
@@ -281,11 +281,22 @@ class Timeline:
             result = self._model.forward(ids, self._cache, logits=wanted, hooks=self._hooks)
         finally:
             del self._ids[self._cache.length :]
+        self._distrust_if_changed(self._cache.length - len(part))
         if result.logits is None:
             return None
         logits: Logits = result.logits.to(torch.float32).cpu().numpy()
         self._logits = logits[-1].copy()
         return logits
+
+    def _distrust_if_changed(self, length: int) -> None:
+        """Take the last chunk back when the file changed while it was read."""
+        try:
+            self._check_files()
+        except FormatError:
+            self._cache.rewind(length if self._cache.rewind_floor <= length else 0)
+            del self._ids[self._cache.length :]
+            self.checkpoints.drop_from(self._cache.length + 1)
+            raise
 
 
 def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -1,0 +1,113 @@
+"""From names in options to torch's devices and types, with an error that says what there is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from edgedsv4.errors import BackendUnavailableError
+from edgedsv4.formats.block_types import BlockType
+from edgedsv4.kernels.dispatch import resolve_backend
+from edgedsv4.kernels.quant_matmul import QuantMatrix
+
+if TYPE_CHECKING:
+    from edgedsv4.config import Backend, Dtype
+
+Weights = TypeVar("Weights")
+
+TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bf16": torch.bfloat16,
+}
+OPERATIONS = (
+    "compress",
+    "expert_ffn",
+    "grouped_output",
+    "hadamard",
+    "index_scores",
+    "index_topk",
+    "mhc",
+    "quant_matmul",
+    "rms_norm",
+    "rope",
+    "router",
+    "sparse_attention",
+    "swiglu",
+)
+"""Operations of a forward that choose their implementation by backend."""
+
+
+def available_devices() -> tuple[str, ...]:
+    """Names that `resolve_device` takes on this machine, besides `auto`."""
+    return "cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device to compute on.
+
+    Args:
+        name: `auto` (the CPU until another device has kernels of its own), `cpu`, `cuda` (the
+            first one) or `cuda:N`.
+
+    Raises:
+        BackendUnavailableError: a device that this machine or this torch does not have.
+    """
+    if name in ("auto", "cpu"):
+        return torch.device("cpu")
+    wanted = "cuda:0" if name == "cuda" else name
+    devices = available_devices()
+    if wanted not in devices:
+        what = "" if re.fullmatch(r"cuda:\d+", wanted) else " is not a device name;"
+        raise BackendUnavailableError(
+            f"device {name!r}{what} cannot be used here; there is: auto, {', '.join(devices)}"
+        )
+    return torch.device(wanted)
+
+
+def kernels_by_operation(backend: Backend) -> dict[str, str]:
+    """Which implementation each operation runs.
+
+    Raises:
+        BackendUnavailableError: a named backend that an operation lacks.
+    """
+    return {name: resolve_backend(backend, operation=name) for name in OPERATIONS}
+
+
+def place_weights(weights: Weights, device: torch.device) -> Weights:
+    """Weight records with every tensor on `device`; the records themselves when it is the CPU."""
+    if device.type == "cpu":
+        return weights
+    placed: Weights = _moved(weights, device)
+    return placed
+
+
+def resident_bytes(weights: object) -> int:
+    """Bytes of the tensors in weight records that are not views of the mapped file."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _parameters(weights))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(_moved(part, device) for part in value)
+    if is_dataclass(value) and not isinstance(value, (type, BlockType)):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return replace(value, **{name: _moved(part, device) for name, part in parts.items()})
+    return value
+
+
+def _parameters(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _parameters(part)
+    elif is_dataclass(value) and not isinstance(value, QuantMatrix):
+        for field in fields(value):
+            yield from _parameters(getattr(value, field.name))

@@ -1,0 +1,394 @@
+"""An engine: one opened model with its tokenizer and memory budget, which makes sessions.
+
+Opening goes from cheap to dear, so that what cannot work fails early: device and backend, header,
+weight table, memory plan, and only then weights. The weights stay in the mapped file; the engine
+compares the file with what it opened before every chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from edgedsv4.config import EngineOptions
+from edgedsv4.errors import BusyError, CapacityError, ConfigError, Dsv4Error
+from edgedsv4.formats.checkpoint import open_checkpoint
+from edgedsv4.formats.sigbus import install_guard
+from edgedsv4.model.kv_cache import Numerics
+from edgedsv4.model.model import Model
+from edgedsv4.model.weight_table import bind_weights
+from edgedsv4.model.weights import load_weights
+from edgedsv4.runtime.device import (
+    TORCH_DTYPES,
+    kernels_by_operation,
+    place_weights,
+    resident_bytes,
+    resolve_device,
+)
+from edgedsv4.runtime.expert_store import MappedExperts
+from edgedsv4.runtime.host import available_ram_bytes, physical_cores
+from edgedsv4.runtime.memory_plan import (
+    EXPERTS,
+    MemoryPlan,
+    StateLayout,
+    plan_memory,
+    weight_items,
+    workspace_bytes,
+)
+from edgedsv4.runtime.random_model import RANDOM_NOTE, SHIPPED_MODELS, model_path
+from edgedsv4.runtime.session import Session, SessionParts
+from edgedsv4.runtime.verify import verify_weights
+from edgedsv4.text.prompt import render_prompt
+from edgedsv4.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from edgedsv4.config import ModelConfig
+    from edgedsv4.formats.checkpoint import Checkpoint
+    from edgedsv4.model.bound_weights import BoundWeights
+    from edgedsv4.text.messages import Message, Prompt
+    from edgedsv4.text.prompt import PromptOptions
+
+logger = logging.getLogger(__name__)
+
+OpenProgress = Callable[[str, int, int], None]
+"""Called with (what is being done, steps done, steps in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What an engine holds until it is closed."""
+
+    checkpoint: Checkpoint
+    model: Model
+    tokenizer: Tokenizer | None
+    plan: MemoryPlan
+    weights: dict[str, int]
+    """Bytes by item of the memory plan."""
+    threads: int
+    notes: tuple[str, ...]
+    files: ExitStack
+
+
+class Engine:
+    """An opened model; made by `Engine.open`, closed by `close` or a `with` block.
+
+    Sessions may work in several threads at once. Every method but `close` raises `Dsv4Error` after
+    `close`.
+    """
+
+    def __init__(self, opened: _Opened, options: EngineOptions) -> None:
+        self.options = options
+        self._opened: _Opened | None = opened
+        self._lock = threading.Lock()
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+    @classmethod
+    def open(
+        cls,
+        model: str | Path,
+        options: EngineOptions | None = None,
+        *,
+        on_progress: OpenProgress | None = None,
+    ) -> Engine:
+        """Open a model.
+
+        Sets torch's number of threads, which is one figure for the whole process.
+
+        Args:
+            model: a GGUF file (any part of a split one), an official checkpoint directory, or the
+                name of a shipped model (`random-tiny`).
+            options: choices for this engine.
+            on_progress: told what is being done.
+
+        Raises:
+            FormatError: a missing, damaged or unsupported file, or with `options.verify` damaged
+                weights.
+            ConfigError: a context beyond the model's own.
+            CapacityError: the memory budget holds neither weights nor one session; nothing was
+                allocated.
+            BackendUnavailableError: a device or backend that cannot run here.
+        """
+        options = options or EngineOptions()
+        report = on_progress or (lambda _what, _done, _total: None)
+        device = resolve_device(options.device)
+        kernels_by_operation(options.backend)
+        if options.sigbus_guard:
+            install_guard()
+        with ExitStack() as stack:
+            report("open model", 0, 4)
+            path = stack.enter_context(model_path(model))
+            checkpoint = stack.enter_context(open_checkpoint(path))
+            bound = bind_weights(checkpoint)
+            weights = _weight_bytes(bound)
+            plan = _checked_plan(checkpoint, weights, options)
+            report("open model", 1, 4)
+            if options.verify:
+                verify_weights(bound, path, lambda done, total: report("verify", done, total))
+            loaded, experts = load_weights(bound)
+            report("open model", 2, 4)
+            numerics = Numerics(
+                profile=options.profile, dtype=TORCH_DTYPES[options.dtype], device=device
+            )
+            network = Model(
+                checkpoint.config,
+                place_weights(loaded, device),
+                MappedExperts(experts, device),
+                numerics,
+                backend=options.backend,
+            )
+            report("open model", 3, 4)
+            tokenizer = _tokenizer(checkpoint)
+            threads = options.threads or physical_cores()
+            torch.set_num_threads(threads)
+            notes = _notes(model, checkpoint, bound, plan)
+            report("open model", 4, 4)
+            opened = _Opened(
+                checkpoint, network, tokenizer, plan, weights, threads, notes, stack.pop_all()
+            )
+        return cls(opened, options)
+
+    @property
+    def config(self) -> ModelConfig:
+        """Shape of the model."""
+        return self._live.checkpoint.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ConfigError: the model has none, so only token ids can be used.
+        """
+        tokenizer = self._live.tokenizer
+        if tokenizer is None:
+            raise ConfigError(
+                f"{self._live.checkpoint.path} holds no tokenizer, only token ids can be used"
+            )
+        return tokenizer
+
+    @property
+    def variant(self) -> str:
+        """Prompt encoding of the model: `v4` or `v4-0731`."""
+        return self._live.checkpoint.encoding_hint
+
+    @property
+    def context(self) -> int:
+        """Tokens a new session holds when nothing else is asked for."""
+        return self._live.plan.context
+
+    def new_session(self, *, context: int | None = None) -> Session:
+        """Make a session.
+
+        Args:
+            context: tokens it can hold; None takes `self.context`.
+
+        Raises:
+            ConfigError: less than one token, or more than the model was made for.
+            CapacityError: it does not fit beside the weights and the live sessions; nothing was
+                allocated.
+        """
+        with self._lock:
+            opened = self._live
+            capacity = self.context if context is None else context
+            limit = opened.checkpoint.config.max_context
+            if not 1 <= capacity <= limit:
+                raise ConfigError(f"context must be 1..{limit} for this model, found {capacity}")
+            self._check_room(opened, capacity)
+            session = Session(self._parts(opened), capacity)
+            self._sessions.add(session)
+            return session
+
+    def render(self, messages: Sequence[Message], options: PromptOptions | None = None) -> Prompt:
+        """The exact prompt of a conversation; `tokenizer.encode_pieces(prompt.pieces)` is its ids.
+
+        Raises:
+            ConfigError: a conversation or option that the model's encoding cannot express.
+        """
+        return render_prompt(messages, variant=self.variant, options=options)
+
+    def describe(self) -> dict[str, object]:
+        """What was opened and how it runs, as JSON types.
+
+        `threads` is torch's figure for the whole process. `notes` holds everything a user should
+        know: warnings of the file, what stands in for something else, what is left out.
+        """
+        opened = self._live
+        checkpoint, options = opened.checkpoint, self.options
+        return {
+            "model": checkpoint.name,
+            "path": str(checkpoint.path),
+            "kind": checkpoint.kind,
+            "identity_sha256": checkpoint.identity_sha256,
+            "architecture": checkpoint.config.architecture,
+            "variant": self.variant,
+            "device": str(opened.model.numerics.device),
+            "threads": torch.get_num_threads(),
+            "backend": options.backend,
+            "profile": options.profile,
+            "dtype": options.dtype,
+            "context": self.context,
+            "prefill_chunk": options.prefill_chunk,
+            "kernels": kernels_by_operation(options.backend),
+            "notes": list(opened.notes),
+        }
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by item.
+
+        `mapped_weights` and `mapped_experts` are the file's and belong to the system's cache;
+        `kv_used` is the part of `kv_allocated` that live sessions have filled; `workspace` is what
+        one evaluation may take at most, by the memory plan.
+        """
+        opened = self._live
+        layout = self._layout(opened)
+        sessions = [session for session in tuple(self._sessions) if not session.is_closed]
+        checkpoints = sum(session.checkpoint_nbytes() for session in sessions)
+        return {
+            "mapped_weights": sum(opened.weights.values()) - opened.weights.get(EXPERTS, 0),
+            "mapped_experts": opened.weights.get(EXPERTS, 0),
+            "resident_weights": resident_bytes(opened.model.weights),
+            "sessions": len(sessions),
+            "kv_allocated": sum(layout.state_bytes(session.capacity) for session in sessions),
+            "kv_used": sum(layout.state_bytes(session.length) for session in sessions),
+            "checkpoints": checkpoints,
+            "workspace": workspace_bytes(
+                opened.checkpoint.config, self.options.prefill_chunk, self.options.dtype
+            ),
+            "budget": opened.plan.available_bytes,
+        }
+
+    def close(self) -> None:
+        """Give files and memory back. Closing twice is fine.
+
+        Raises:
+            BusyError: sessions are still open; close them first. A `with` block closes them itself.
+        """
+        with self._lock:
+            live = [session for session in tuple(self._sessions) if not session.is_closed]
+            if live:
+                raise BusyError(f"{len(live)} sessions of this engine are open; close them first")
+            if self._opened is not None:
+                files, self._opened = self._opened.files, None
+                files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for session in tuple(self._sessions):
+            session.close()
+        self.close()
+
+    @property
+    def _live(self) -> _Opened:
+        if self._opened is None:
+            raise Dsv4Error("this engine is closed; open the model again")
+        return self._opened
+
+    def _parts(self, opened: _Opened) -> SessionParts:
+        return SessionParts(
+            model=opened.model,
+            tokenizer=opened.tokenizer,
+            variant=opened.checkpoint.encoding_hint,
+            options=self.options,
+            render=self.render,
+            check_files=opened.checkpoint.check_unchanged,
+        )
+
+    def _layout(self, opened: _Opened) -> StateLayout:
+        return StateLayout(opened.checkpoint.config, self.options.profile, self.options.dtype)
+
+    def _check_room(self, opened: _Opened, capacity: int) -> None:
+        plan = plan_memory(
+            opened.checkpoint.config,
+            opened.weights,
+            self.options,
+            available_bytes=opened.plan.available_bytes,
+            context=capacity,
+        )
+        layout = self._layout(opened)
+        others = sum(
+            layout.state_bytes(session.capacity) + session.checkpoint_nbytes()
+            for session in tuple(self._sessions)
+            if not session.is_closed
+        )
+        if plan.needed_bytes + others > plan.available_bytes:
+            raise _too_large(f"a session of {capacity:,} tokens", plan, others)
+
+
+def _weight_bytes(bound: BoundWeights) -> dict[str, int]:
+    """Bytes by item of the memory plan, from the roles of the weights."""
+    sizes = [(role, tensor.nbytes) for role, tensor in bound.tensors.items()]
+    for layer, experts in enumerate(bound.experts):
+        place = "draft" if layer == bound.config.num_layers else f"layers.{layer}"
+        matrices = (*experts.w1, *experts.w3, *experts.w2)
+        sizes += [(f"{place}.ffn.experts.w", matrix.nbytes) for matrix in matrices]
+    return weight_items(sizes)
+
+
+def _checked_plan(
+    checkpoint: Checkpoint, weights: dict[str, int], options: EngineOptions
+) -> MemoryPlan:
+    config = checkpoint.config
+    if options.context is not None and options.context > config.max_context:
+        raise ConfigError(
+            f"context must be 1..{config.max_context} for {checkpoint.path},"
+            f" found {options.context}"
+        )
+    budget = available_ram_bytes() if options.ram_bytes is None else options.ram_bytes
+    plan = plan_memory(config, weights, options, available_bytes=budget, context=options.context)
+    if not plan.fits:
+        raise _too_large(f"{checkpoint.path} with {plan.context:,} tokens of context", plan)
+    return plan
+
+
+def _too_large(what: str, plan: MemoryPlan, others: int = 0) -> CapacityError:
+    beside = f" beside {others:,} bytes of other sessions" if others else ""
+    ends = f"; the memory ends in: {plan.limiting_item}" if plan.limiting_item else ""
+    return CapacityError(
+        f"{what}{beside} does not fit (at most {plan.largest_context:,} tokens would{ends});"
+        " ask for less context, a smaller prefill_chunk or checkpoint_bytes",
+        needed_bytes=plan.needed_bytes + others,
+        available_bytes=plan.available_bytes,
+    )
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    source = checkpoint.tokenizer
+    if source is None:
+        return None
+    if isinstance(source, Path):
+        return Tokenizer.from_json(source, vocab_size=checkpoint.config.vocab_size)
+    return Tokenizer.from_spec(source)
+
+
+def _notes(
+    model: str | Path, checkpoint: Checkpoint, bound: BoundWeights, plan: MemoryPlan
+) -> tuple[str, ...]:
+    notes = [*checkpoint.warnings, *bound.warnings]
+    if checkpoint.config.num_draft_layers:
+        notes.append("the MTP block inside is loaded, replies do not use it yet")
+    if not plan.experts_fit:
+        notes.append(
+            "the routed experts do not fit in memory beside the rest; they are read from disk as"
+            " they are needed, which is slow"
+        )
+    for note in notes:
+        logger.warning("%s: %s", checkpoint.name, note)
+    # Whoever asks for the random model by name need not be warned of it.
+    return (RANDOM_NOTE, *notes) if str(model) in SHIPPED_MODELS else tuple(notes)

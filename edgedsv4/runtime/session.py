@@ -1,0 +1,378 @@
+"""A session: one conversation, or any other sequence of tokens, with one user at a time.
+
+The caller hands over whole token lists and whole conversations; what has to be evaluated is found
+here (`timeline`), and the tokens of earlier replies are used as they were sampled (`replies`). A
+second caller is told `BusyError` instead of waiting, also when it is the thread that holds a reply
+half consumed. After an error or a cancel the session stands at its last complete token and can be
+used.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from edgedsv4.config import SamplingOptions
+from edgedsv4.errors import BusyError, CancelledError, ConfigError, Dsv4Error
+from edgedsv4.runtime.replies import ReplyLoop, SampledTurns
+from edgedsv4.runtime.sampler import Sampler
+from edgedsv4.runtime.timeline import Logits, Progress, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from types import TracebackType
+
+    from edgedsv4.config import EngineOptions
+    from edgedsv4.model.model import LogitRows, Model
+    from edgedsv4.runtime.replies import ReplyStep
+    from edgedsv4.runtime.stats import SessionTotals, SyncReport
+    from edgedsv4.text.messages import Message, Prompt
+    from edgedsv4.text.prompt import PromptOptions
+    from edgedsv4.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParts:
+    """What an engine lends to each of its sessions."""
+
+    model: Model
+    tokenizer: Tokenizer | None
+    """None for a model without one; it has sessions but no replies."""
+    variant: str
+    """Prompt encoding."""
+    options: EngineOptions
+    render: Callable[[Sequence[Message], PromptOptions | None], Prompt]
+    check_files: Callable[[], None]
+    """Raises `FormatError` when a model file was changed; called before every chunk."""
+
+
+class Session:
+    """One timeline of tokens; made by `Engine.new_session`, closed by `close` or a `with` block.
+
+    Every method but `cancel`, `close` and the plain readings raises `BusyError` while another call
+    works or a `generate` or `reply` iterator is open, and `Dsv4Error` after `close`. What a method
+    says about failures is all that can be lost: the session stays usable.
+    """
+
+    def __init__(self, parts: SessionParts, capacity: int) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._cancel = _CancelFlag()
+        self._open_iterators: weakref.WeakSet[Generator[object]] = weakref.WeakSet()
+        self._turns = SampledTurns(limit_tokens=2 * capacity)
+        self._timeline: Timeline | None = Timeline(
+            parts.model,
+            capacity=capacity,
+            chunk=parts.options.prefill_chunk,
+            checkpoint_bytes=parts.options.checkpoint_bytes,
+            check_files=parts.check_files,
+            should_stop=self._cancel.is_set,
+        )
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Ids of all tokens of the timeline."""
+        return self._live.token_ids
+
+    @property
+    def length(self) -> int:
+        """Tokens of the timeline."""
+        return self._live.length
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the timeline can hold."""
+        return self._live.capacity
+
+    @property
+    def totals(self) -> SessionTotals:
+        """Tokens evaluated, rebuilt and generated since the session was opened."""
+        return replace(self._live.totals)
+
+    @property
+    def turn_positions(self) -> tuple[int, ...]:
+        """Lengths of the timeline that a rewind reaches without evaluating anything."""
+        return self._live.checkpoints.positions
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._timeline is None
+
+    def nbytes(self) -> int:
+        """Bytes of KV cache (allocated), turn checkpoints and kept logits."""
+        return 0 if self._timeline is None else self._timeline.nbytes()
+
+    def checkpoint_nbytes(self) -> int:
+        """Bytes of the turn checkpoints alone."""
+        return 0 if self._timeline is None else self._timeline.checkpoints.nbytes()
+
+    def sync(self, token_ids: Sequence[int], *, on_progress: Progress | None = None) -> SyncReport:
+        """Make the timeline equal to a whole token list.
+
+        The common prefix is kept, going back as far as needed, and the rest evaluated in chunks.
+        When more than one token is new, a turn checkpoint is kept at the end. An empty list resets.
+
+        Args:
+            token_ids: all tokens of the timeline.
+            on_progress: told (done, total) of the tokens to evaluate after every chunk.
+
+        Raises:
+            ConfigError: an id that the vocabulary does not have; nothing changed.
+            ContextFullError: more tokens than the capacity; nothing changed.
+            CancelledError, NumericError, FormatError: the timeline is the part of `token_ids` up to
+                the last finished chunk.
+        """
+        ids = _plain_ids(token_ids)
+        with self._working() as timeline:
+            return timeline.sync(ids, on_progress)
+
+    def evaluate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        logits: LogitRows = "last",
+        chunk: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> Logits | None:
+        """Append tokens.
+
+        Args:
+            token_ids: ids of the tokens to append.
+            logits: "all" returns float32 [T, V]; "last" [1, V], or [0, V] without tokens; "none"
+                None.
+            chunk: tokens evaluated at once; None takes `EngineOptions.prefill_chunk`.
+            on_progress: told (done, total) after every chunk.
+
+        Raises:
+            As `sync`; after a failure the tokens of finished chunks stay appended.
+        """
+        ids = _plain_ids(token_ids)
+        if logits not in ("all", "last", "none"):
+            raise ConfigError(f"logits must be 'all', 'last' or 'none', found {logits!r}")
+        if chunk is not None and chunk < 1:
+            raise ConfigError(f"chunk must be at least 1, found {chunk}")
+        with self._working() as timeline:
+            return timeline.evaluate(ids, rows=logits, chunk=chunk, on_progress=on_progress)
+
+    def rewind(self, count: int) -> SyncReport:
+        """Drop the last `count` tokens.
+
+        Up to 128 tokens, and to any kept turn checkpoint, nothing is evaluated; elsewhere only the
+        tokens after the last checkpoint before the target.
+
+        Raises:
+            ConfigError: fewer tokens than that; nothing changed.
+            CancelledError, NumericError, FormatError: while evaluating; the timeline is shorter
+                than asked for.
+        """
+        with self._working() as timeline:
+            return timeline.rewind(count)
+
+    def mark_turn(self) -> None:
+        """Keep a turn checkpoint here, as `sync` of several tokens and `reply` do by themselves.
+
+        The oldest checkpoints are given up when `EngineOptions.checkpoint_bytes` is exceeded.
+        """
+        with self._working() as timeline:
+            timeline.mark_turn()
+
+    def logits(self) -> Logits:
+        """Float32 [V] after the last token, a copy.
+
+        After a rewind to a place without checkpoint they are not known; that one token is then
+        evaluated again and counted in `totals.rebuilt`.
+
+        Raises:
+            ConfigError: the timeline is empty.
+            CancelledError, NumericError, FormatError: while evaluating; the last token is gone.
+        """
+        with self._working() as timeline:
+            return timeline.logits()
+
+    def sample(self, sampler: Sampler) -> int:
+        """The token `sampler` chooses after the last one; neither session nor sampler changes.
+
+        To use it, pass it to `sampler.accept` and `evaluate`.
+
+        Raises:
+            As `logits`, and as `Sampler.sample`.
+        """
+        with self._working() as timeline:
+            return sampler.sample(timeline.logits())
+
+    def generate(
+        self, options: SamplingOptions | None = None, *, stop_ids: Iterable[int] = ()
+    ) -> Iterator[int]:
+        """Continue the timeline token by token, each yielded once it is part of it.
+
+        Ends after a stop token (which joins the timeline but is not yielded), after
+        `options.max_tokens`, or when the context is full. The session is busy from the first token
+        asked for until the iterator ends or is closed.
+
+        Raises:
+            ConfigError: an empty timeline, or an id in `stop_ids` or the logit bias that the
+                vocabulary does not have.
+            CancelledError, NumericError, FormatError: the tokens yielded so far stay.
+        """
+        stops = frozenset(_plain_ids(tuple(stop_ids)))
+        self._live.check_ids(tuple(stops))
+        sampler = self._sampler(options or SamplingOptions())
+        return self._tracked(self._generate(sampler, stops))
+
+    def reply(
+        self,
+        messages: Sequence[Message],
+        options: SamplingOptions | None = None,
+        *,
+        prompt: PromptOptions | None = None,
+        on_progress: Progress | None = None,
+    ) -> Iterator[ReplyStep]:
+        """Answer a conversation.
+
+        The whole conversation is rendered, brought into the timeline like `sync` does, and
+        continued until the model ends its turn, calls a tool, reaches `max_tokens` or fills the
+        context. Earlier replies of this session inside `messages` keep the tokens they were sampled
+        with. The session is busy from the first event asked for until the iterator ends or is
+        closed.
+
+        Args:
+            messages: oldest first, as `render_prompt` takes them.
+            options: sampling options.
+            prompt: thinking mode, tools and the rest.
+            on_progress: told (done, total) of the prompt's tokens after every chunk.
+
+        Returns:
+            Events of `text.reply` as they become certain, then one `DoneEvent`.
+
+        Raises:
+            ConfigError: a conversation that cannot be rendered or needs no reply; nothing changed.
+            ContextFullError: no room for the prompt and one token; nothing changed.
+            CancelledError: after `cancel`. If the reply had begun, its text so far and a
+                `DoneEvent` with finish reason "cancelled" come first.
+            NumericError, FormatError: the tokens so far stay in the timeline.
+        """
+        sampler = self._sampler(options or SamplingOptions())
+        return self._tracked(self._reply(tuple(messages), sampler, prompt, on_progress))
+
+    def cancel(self) -> None:
+        """Stop the call or iterator that is working, with `CancelledError`; without one, nothing.
+
+        May be called from any thread and from a signal handler.
+        """
+        self._cancel.value = True
+
+    def close(self) -> None:
+        """Give the memory back; iterators of this session end. Closing twice is fine.
+
+        Raises:
+            BusyError: another thread is inside a call.
+        """
+        for iterator in tuple(self._open_iterators):
+            try:
+                iterator.close()
+            except ValueError:
+                raise _busy() from None
+        if not self._lock.acquire(blocking=False):
+            raise _busy()
+        try:
+            self._timeline = None
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _generate(self, sampler: Sampler, stops: frozenset[int]) -> Generator[int]:
+        with self._working() as timeline:
+            sampler.observe(timeline.token_ids)
+            for token_id in timeline.decode(sampler, stops, self._cancel.check):
+                if token_id not in stops:
+                    yield token_id
+
+    def _reply(
+        self,
+        messages: tuple[Message, ...],
+        sampler: Sampler,
+        prompt: PromptOptions | None,
+        on_progress: Progress | None,
+    ) -> Generator[ReplyStep]:
+        tokenizer = self._parts.tokenizer
+        if tokenizer is None:
+            raise ConfigError("the model file holds no tokenizer, only token ids can be used")
+        with self._working() as timeline:
+            loop = ReplyLoop(self._parts, tokenizer, timeline, self._turns, self._cancel.check)
+            yield from loop.run(messages, sampler, prompt, on_progress)
+
+    def _sampler(self, options: SamplingOptions) -> Sampler:
+        return Sampler(options, self._parts.model.config.vocab_size)
+
+    def _tracked(self, iterator: Generator[T]) -> Generator[T]:
+        self._open_iterators.add(iterator)
+        return iterator
+
+    @contextmanager
+    def _working(self) -> Iterator[Timeline]:
+        """Be the only one at work; a cancel that came before does not count."""
+        if not self._lock.acquire(blocking=False):
+            raise _busy()
+        try:
+            timeline = self._live
+            self._cancel.value = False
+            yield timeline
+        finally:
+            self._lock.release()
+
+    @property
+    def _live(self) -> Timeline:
+        if self._timeline is None:
+            raise Dsv4Error("this session is closed; ask the engine for a new one")
+        return self._timeline
+
+
+class _CancelFlag:
+    """Whether a session was cancelled.
+
+    An object of its own, so that no session refers to itself and an abandoned one is freed at once;
+    a plain attribute, because unlike an Event it can be set inside a signal handler at any moment.
+    """
+
+    def __init__(self) -> None:
+        self.value = False
+
+    def is_set(self) -> bool:
+        return self.value
+
+    def check(self) -> None:
+        if self.value:
+            raise CancelledError("cancelled; the session stands at its last complete token")
+
+
+def _busy() -> BusyError:
+    return BusyError(
+        "the session is in use by another call or an open reply; wait for it, close the iterator"
+        " or call cancel()"
+    )
+
+
+def _plain_ids(token_ids: Sequence[int]) -> list[int]:
+    """Ids as Python ints; numpy integers are welcome, other numbers are not."""
+    try:
+        return [operator.index(token_id) for token_id in token_ids]
+    except TypeError:
+        raise ConfigError("token ids must be integers") from None
