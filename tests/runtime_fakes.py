@@ -2,8 +2,8 @@
 
 Its logits are a function of the whole prefix, and its cache can lose state exactly as the real one
 does: a ring that keeps the window and the spare positions, rows that are overwritten after a
-rewind, checkpoints without rows. Reading something that was lost is an error, so a timeline that takes a
-wrong shortcut cannot give right logits by luck.
+rewind, checkpoints without rows. Reading something that was lost is an error, so a timeline that
+takes a wrong shortcut cannot give right logits by luck.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ import torch
 from tiny_model import tiny_config
 from torch import Tensor
 
+from edgedsv4.config import EngineOptions
 from edgedsv4.errors import NumericError
+from edgedsv4.runtime.session import SessionParts
+from edgedsv4.text.prompt import render_prompt
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
     from edgedsv4.model.hooks import ForwardHooks
+    from edgedsv4.text.tokenizer import Tokenizer
 
 REWIND_TOKENS = 128
 
@@ -138,3 +142,17 @@ def expected_logits(prefix: Sequence[int], vocab_size: int = 11) -> np.ndarray:
     seed = zlib.crc32(np.array(prefix, dtype=np.int32).tobytes())
     mixed = (seed + np.arange(1, vocab_size + 1, dtype=np.uint64) * 2654435761) % 4294967291
     return (mixed / 2**31 - 1).astype(np.float32)
+
+
+def fake_parts(
+    model: FakeModel, tokenizer: Tokenizer | None = None, **options: object
+) -> SessionParts:
+    """What an engine would lend to a session of this model."""
+    return SessionParts(
+        model=model,  # type: ignore[arg-type]
+        tokenizer=tokenizer,
+        variant="v4",
+        options=EngineOptions(**options),  # type: ignore[arg-type]
+        render=lambda messages, chosen: render_prompt(messages, variant="v4", options=chosen),
+        check_files=lambda: None,
+    )

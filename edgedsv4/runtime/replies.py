@@ -96,7 +96,7 @@ class _Turn:
     """Without the token that ended the reply."""
     generated: int = 0
     has_ended: bool = False
-    """The model ended its turn."""
+    """The model ended its turn, or has said all that counts."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     cancel: CancelledError | None = None
@@ -169,9 +169,8 @@ class ReplyLoop:
         yield from parser.finish(turn.stop_reason)
         reply = parser.reply
         self._remember_as_rendered(turn, messages, options, reply)
-        reason = turn.stop_reason
         yield DoneEvent(
-            finish_reason=reply.finish_reason if reason == "stop" else reason,
+            finish_reason=reply.finish_reason,
             reply=reply,
             stats=turn.stats,
             report=turn.report,
@@ -219,6 +218,10 @@ class ReplyLoop:
                 break
             turn.sampled.append(token_id)
             yield from parser.push(decoder.push(token_id))
+            if parser.is_complete:
+                # Behind a call block nothing means anything.
+                turn.has_ended = True
+                break
         yield from parser.push(decoder.finish())
 
     def _remember_as_sampled(self, turn: _Turn) -> None:

@@ -26,7 +26,7 @@ class Rig:
             capacity=capacity,
             chunk=chunk,
             checkpoint_bytes=checkpoint_bytes,
-            before_chunk=lambda: None,
+            check_files=lambda: None,
             should_stop=lambda: self.is_cancelled,
         )
 
