@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.inspection import plan_model as plan_model
     from edgedsv4.runtime.memory_plan import MemoryPlan as MemoryPlan
     from edgedsv4.runtime.memory_plan import PlanItem as PlanItem
+    from edgedsv4.runtime.random_model import RANDOM_NOTE as RANDOM_NOTE
+    from edgedsv4.runtime.random_model import SHIPPED_MODELS as SHIPPED_MODELS
     from edgedsv4.runtime.replies import DoneEvent as DoneEvent
     from edgedsv4.runtime.replies import ReplyStep as ReplyStep
     from edgedsv4.runtime.sampler import Sampler as Sampler
@@ -102,6 +104,10 @@ _HOME = {
         "save_all_logits",
         "score_text",
     ),
+    "edgedsv4.runtime.random_model": (
+        "RANDOM_NOTE",
+        "SHIPPED_MODELS",
+    ),
     "edgedsv4.runtime.replies": (
         "DoneEvent",
         "ReplyStep",
@@ -156,6 +162,8 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "RANDOM_NOTE",
+    "SHIPPED_MODELS",
     "BackendUnavailableError",
     "BusyError",
     "CancelledError",

@@ -46,13 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = args.handler(args, terminal)
         return status
 
-    status = _exit_status(work, terminal)
-    return _exit_status(lambda: _flushed(terminal, status), terminal)
+    return _flushed(terminal, _exit_status(work, terminal))
 
 
 def _flushed(terminal: Terminal, status: int) -> int:
     """Empties stdout while a failure can still be told; the interpreter's own flush is too late."""
-    terminal.out.flush()
+    try:
+        terminal.out.flush()
+    except OSError as error:
+        abandon_stdout()
+        if status == DONE and not isinstance(error, BrokenPipeError):
+            terminal.note(f"edgedsv4: {_explain(error)}")
+        return status or FAILED
     return status
 
 
@@ -64,12 +69,9 @@ def _exit_status(work: Callable[[], int], terminal: Terminal) -> int:
         return leaving.code if isinstance(leaving.code, int) else REFUSED
     except (KeyboardInterrupt, errors.CancelledError):
         return INTERRUPTED
-    except BrokenPipeError:
-        abandon_stdout()
+    except BrokenPipeError:  # the reader has seen enough
         return FAILED
     except Exception as error:  # noqa: BLE001  # the outer edge: a user must never see a traceback
-        if isinstance(error, OSError):
-            abandon_stdout()
         if os.environ.get(_TRACEBACK_VARIABLE):
             traceback.print_exc(file=sys.stderr)
         terminal.note(f"edgedsv4: {_explain(error)}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgedsv4.cli.terminal import Terminal
 
 DEFAULT_MODEL = "random-tiny"
-"""Stands in until a trained model is shipped; the engine announces what it is."""
+"""Stands in until a trained model is shipped."""
 _RECOVERABLE = (
     errors.ConfigError,
     errors.ContextFullError,
@@ -39,12 +39,13 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
     options = engine_options(args)
     prompting = prompt_options(args)
     system = None if args.system is None else check_argument(args.system, "--system")
+    model = args.model or DEFAULT_MODEL
     with (
-        edgedsv4.Engine.open(
-            args.model or DEFAULT_MODEL, options, on_progress=terminal.progress
-        ) as engine,
+        edgedsv4.Engine.open(model, options, on_progress=terminal.progress) as engine,
         engine.new_session() as session,
     ):
+        if model in edgedsv4.SHIPPED_MODELS:
+            terminal.line(edgedsv4.RANDOM_NOTE)
         chat = Chat(engine, session, terminal, sampling, prompting)
         chat.system = system
         chat.talk(read_messages(terminal))

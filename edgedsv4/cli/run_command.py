@@ -33,6 +33,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
         engine.new_session() as session,
         cancel_on_interrupt(session.cancel),
     ):
+        if args.model in edgedsv4.SHIPPED_MODELS:
+            terminal.note(edgedsv4.RANDOM_NOTE)
         try:
             if args.raw:
                 report, stats = continue_text(engine, session, text, sampling, show)

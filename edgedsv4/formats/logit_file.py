@@ -204,4 +204,4 @@ def _guarded_read(path: Path, member: IO[bytes], size: int) -> bytes:
     try:
         return member.read(size)
     except _DAMAGE as error:
-        raise FormatError(f"damaged: {error or 'it ends early'}", path=path) from None
+        raise FormatError(f"damaged: {str(error) or 'it ends early'}", path=path) from None

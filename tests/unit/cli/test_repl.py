@@ -23,7 +23,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
         data = text if isinstance(text, bytes) else text.encode()
         monkeypatch.setattr("sys.stdin", PipedStdin(data))
         monkeypatch.setattr(edgedsv4, "Engine", engine, raising=False)
-        status = main(["chat", *arguments])
+        status = main(["chat", *(arguments or ["m.gguf"])])
         out, err = capfd.readouterr()
         return status, out, err
 
@@ -43,10 +43,11 @@ def test_replies_are_streamed_one_per_line(talk: Talk) -> None:
     assert talk(engine, "hi\nsee you\n") == (0, "Hello\nBye\n", "")
 
 
-def test_default_model_is_the_random_one(talk: Talk) -> None:
+def test_default_model_is_the_random_one_and_says_so(talk: Talk) -> None:
     engine = scripted_engine()
-    talk(engine, "")
+    out = talk(engine, "", "--seed", "1")[1]
     assert engine.opened[0][0] == "random-tiny"
+    assert out == f"{edgedsv4.RANDOM_NOTE}\n"
 
 
 def test_next_turn_carries_the_conversation_with_its_thinking(talk: Talk) -> None:
@@ -128,7 +129,7 @@ def test_thinking_mode_holds_from_the_next_reply(
 
 def test_unknown_thinking_mode_changes_nothing(talk: Talk) -> None:
     engine = scripted_engine(["x"])
-    _, out, err = talk(engine, "/think a lot\na\n", "--think", "low")
+    _, out, err = talk(engine, "/think a lot\na\n", "m.gguf", "--think", "low")
     prompt = engine.session.calls[0].prompt
     assert prompt is not None
     assert (prompt.thinking, out) == ("low", "x\n")

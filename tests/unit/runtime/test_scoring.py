@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_likelihood_is_the_sum_over_every_text_token() -> None:
     log_probs -= np.log(np.exp(log_probs).sum(axis=1, keepdims=True))
     ids = [int(ch) for ch in text]
     windows = [[BOS, *ids[:5]], [BOS, *ids[5:]]]
-    expected = -sum(log_probs[a, b] for w in windows for a, b in zip(w, w[1:], strict=False))
+    expected = -sum(log_probs[a, b] for w in windows for a, b in itertools.pairwise(w))
     found = score(text)
     assert (found.tokens, found.nll_sum) == (7, pytest.approx(expected, rel=1e-6))
 
