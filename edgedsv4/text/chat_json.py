@@ -57,7 +57,7 @@ def chat_from_json(document: object) -> Chat:
     choice = fields.get("tool_choice")
     return Chat(
         messages=messages,
-        tools=tool_schemas(_list(fields.get("tools") or [], "tools")),
+        tools=tool_schemas(_optional_list(fields, "tools", "tools")),
         response_format=None
         if response_format is None
         else _object(response_format, "response_format"),
@@ -71,7 +71,7 @@ def _message(entry: Mapping[str, object], path: str) -> Message:
     role = entry.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise ConfigError(f"{path}.role must be one of {', '.join(ROLES)}, found {role!r}")
-    calls = _list(entry.get("tool_calls") or [], f"{path}.tool_calls")
+    calls = _optional_list(entry, "tool_calls", f"{path}.tool_calls")
     try:
         return Message(
             role,
@@ -82,7 +82,7 @@ def _message(entry: Mapping[str, object], path: str) -> Message:
                 for call, where in ((c, f"{path}.tool_calls[{i}]") for i, c in enumerate(calls))
             ),
             tool_call_id=_optional_text(entry, "tool_call_id", path),
-            tools=tool_schemas(_list(entry.get("tools") or [], f"{path}.tools"), f"{path}.tools"),
+            tools=tool_schemas(_optional_list(entry, "tools", f"{path}.tools"), f"{path}.tools"),
             task=_optional_text(entry, "task", path),
             is_prefix=_flag(entry.get("prefix"), f"{path}.prefix"),
         )
@@ -134,6 +134,11 @@ def _list(value: object, path: str) -> Sequence[object]:
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{path} must be a list, found {_kind(value)}")
     return value
+
+
+def _optional_list(entry: Mapping[str, object], key: str, path: str) -> Sequence[object]:
+    value = entry.get(key)
+    return [] if value is None else _list(value, path)
 
 
 def _text(value: object, path: str) -> str:

@@ -1,9 +1,12 @@
-"""Rules of the prompt encoding that goldens do not show: pieces, refusals, and JSON conversations."""
+"""Rules of the prompt encoding that goldens do not show: pieces, refusals, JSON documents."""
+
+# ruff: noqa: RUF001 (the full-width bar is part of the token texts)
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+import itertools
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,7 +15,9 @@ from edgedsv4.text.chat_json import chat_from_json, messages_from_json
 from edgedsv4.text.messages import ContentPart, Message, Piece, ToolCall
 from edgedsv4.text.prompt import PromptOptions, render_prompt
 from edgedsv4.text.special_tokens import DSML, END_THINK, THINK
-from edgedsv4.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgedsv4.text.tokenizer import Tokenizer
 
 FERRY = {
     "name": "ferry_times",
@@ -167,7 +172,7 @@ def test_plain_pieces_are_never_neighbours() -> None:
         options = PromptOptions(thinking=thinking, tools=tools)
         pieces = render_prompt(messages, variant=variant, options=options).pieces
         plain = [not piece.is_special for piece in pieces]
-        assert not any(a and b for a, b in zip(plain, plain[1:], strict=False))
+        assert not any(a and b for a, b in itertools.pairwise(plain))
         assert all(piece.text for piece in pieces)
 
 
@@ -319,15 +324,11 @@ def test_a_prefix_with_calls_is_refused() -> None:
 
 def test_a_demanded_call_after_a_prefix_is_refused() -> None:
     messages = [*HELLO, assistant("x", prefix=True)]
-    refused(
-        "and a prefix", messages, tools=(FERRY,), tool_choice="required", thinking="none"
-    )
+    refused("and a prefix", messages, tools=(FERRY,), tool_choice="required", thinking="none")
 
 
 def test_continue_final_equals_a_prefix() -> None:
-    by_option = render_prompt(
-        [*HELLO, assistant("He")], options=PromptOptions(continue_final=True)
-    )
+    by_option = render_prompt([*HELLO, assistant("He")], options=PromptOptions(continue_final=True))
     assert by_option == render_prompt([*HELLO, assistant("He", prefix=True)])
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from edgedsv4.text.chat_json import messages_from_json
-from edgedsv4.text.messages import Prompt
-from edgedsv4.text.prompt import PromptOptions, render_prompt
+from edgedsv4.text.prompt import Prompt, PromptOptions, render_prompt
 
 DATA = Path(__file__).parents[2] / "data" / "prompts"
 GOLDENS = [

@@ -1,5 +1,7 @@
 """Token ids against the `tokenizers` library and published ids; what plain text may become."""
 
+# ruff: noqa: RUF001, RUF005 (texts of many scripts, one kind per line)
+
 from __future__ import annotations
 
 import json
@@ -125,16 +127,12 @@ def from_gguf(real_json: Path, tmp_path_factory: pytest.TempPathFactory) -> Toke
 
 
 @pytest.mark.parametrize(("text", "ids"), PUBLISHED)
-def test_published_ids_of_the_real_vocabulary(
-    real: Tokenizer, text: str, ids: list[int]
-) -> None:
+def test_published_ids_of_the_real_vocabulary(real: Tokenizer, text: str, ids: list[int]) -> None:
     assert real.encode(text) == ids
 
 
 @pytest.mark.parametrize(("text", "ids"), SMALL_PUBLISHED)
-def test_published_ids_of_the_small_vocabulary(
-    small: Tokenizer, text: str, ids: list[int]
-) -> None:
+def test_published_ids_of_the_small_vocabulary(small: Tokenizer, text: str, ids: list[int]) -> None:
     assert small.encode(text) == ids
 
 
