@@ -31,8 +31,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c $(STAMPS)/con
 
 .PHONY: chat test lint docs setup clean
 
+# With job control the chat is a process group of its own: Ctrl+C stops its reply and not make.
 chat: $(STAMPS)/package
-	@$(BIN)/edgedsv4 chat $(MODEL) $(ARGS)
+	@if [ -t 0 ]; then set -m; fi; $(BIN)/edgedsv4 chat $(MODEL) $(ARGS)
 
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest -m "not gpu" $(PYTEST)

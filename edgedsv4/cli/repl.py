@@ -123,6 +123,8 @@ class Chat:
         )
 
     def _keep_partial(self, stream: ReplyStream) -> None:
+        if stream.done is not None:
+            self._last_stats = stats_line(stream.done.stats, stream.done.report)
         if not stream.text and not stream.thinking:
             self.messages.pop()
             self.terminal.note("(stopped before the answer began; the message was taken back)")
