@@ -61,14 +61,20 @@ $(STAMPS)/venv:
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || { echo "make: Python.h of $(PYTHON) is missing; install its headers (python3-dev)" >&2; exit 2; }
 	@command -v $(firstword $(CC)) >/dev/null || { echo "make: no C compiler '$(CC)' found; install one or name it: make CC=gcc" >&2; exit 2; }
 	@echo "[1/3] virtual environment in $(VENV)"
-	@$(PYTHON) -m venv $(if $(strip $(TORCH)),,--system-site-packages) $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
+
+# A torch that PYTHON has already, maybe in an environment of its own, is lent by a path file.
+LEND_TORCH := import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))
+SITE       := import sysconfig; print(sysconfig.get_paths()["purelib"])
 
 $(TORCH_STAMP): constraints.txt | $(STAMPS)/venv
 	@rm -f $(STAMPS)/torch-*
 	@grep -v '^torch==' constraints.txt > $(STAMPS)/constraints.txt
-	@echo "[2/3] torch: $(if $(strip $(TORCH)),$(TORCH) (the largest download; some minutes on a slow line),the one already installed)"
-	@$(if $(strip $(TORCH)),$(PIP) $(TORCH),$(BIN)/python -c 'import torch' || { echo "make: TORCH is empty, but $(PYTHON) has no torch; run make clean, then name a build" >&2; exit 2; })
+	@echo "[2/3] torch: $(if $(strip $(TORCH)),$(TORCH) (the largest download; some minutes on a slow line),the one that $(PYTHON) has)"
+	@lent="$$($(BIN)/python -c '$(SITE)')/lent_torch.pth"; rm -f "$$lent"; \
+	$(if $(strip $(TORCH)),$(PIP) $(TORCH),$(PYTHON) -c '$(LEND_TORCH)' > "$$lent" || { rm -f "$$lent"; \
+	echo "make: TORCH is empty, but $(PYTHON) has no torch; name a build, or another PYTHON" >&2; exit 2; })
 	@printf '%s' '$(TORCH)' > $(STAMPS)/torch-choice
 	@touch $@
 
