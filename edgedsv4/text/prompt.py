@@ -146,10 +146,7 @@ class _Renderer:
 
     def render(self, messages: Sequence[Message]) -> Prompt:
         self._special(BOS)
-        if self.variant == "v4.1":
-            turns = self._open_v41(group_turns(messages))
-        else:
-            turns = self._open_v4(messages)
+        turns = self._open_v41(messages) if self.variant == "v4.1" else self._open_v4(messages)
         last_question = _last_question(turns)
         if self.thinking.is_on and not self.keeps_reasoning:
             # As in the encoder: after merging, and only this internal role.
@@ -186,9 +183,10 @@ class _Renderer:
         self._announcements(self.tools, with_format=True)
         return group_turns(m for m in messages if m.role != "system")
 
-    def _open_v41(self, turns: list[Turn]) -> list[Turn]:
-        """Write the effort line and a leading system turn; returns the other turns."""
-        has_system = turns[0].role == "system"
+    def _open_v41(self, messages: Sequence[Message]) -> list[Turn]:
+        """Write the effort line and a leading system turn; empty system messages do not exist."""
+        turns = group_turns(m for m in messages if m.role != "system" or plain_text(m.content))
+        has_system = bool(turns) and turns[0].role == "system"
         text = plain_text(turns[0].messages[0].content) if has_system else ""
         if self.thinking.is_on or text or self.tools or self.schema is not None:
             self._special(SYSTEM)
@@ -207,10 +205,8 @@ class _Renderer:
         """Write a turn that is not the assistant's."""
         content = turn.messages[0].content
         if turn.role == "system":
-            text = plain_text(content)
-            if text:
-                self._special(SYSTEM)
-                self._plain(text)
+            self._special(SYSTEM)
+            self._plain(plain_text(content))
         elif turn.role == "latest_reminder":
             self._special(LATEST_REMINDER)
             self._plain(plain_text(content))

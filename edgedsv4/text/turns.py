@@ -43,22 +43,13 @@ def group_turns(messages: Iterable[Message]) -> list[Turn]:
     call_order: dict[str, int] = {}
     for message in messages:
         role = "user" if message.role == "tool" else message.role
-        open_turn = _open_user_turn(turns) if role == "user" else None
-        if open_turn is not None:
-            open_turn.messages.append(message)
+        if role == "user" and turns and turns[-1].role == "user" and turns[-1].task is None:
+            turns[-1].messages.append(message)
         else:
             turns.append(Turn(role, [message], call_order))
         if message.tool_calls:
             call_order = {call.id: i for i, call in enumerate(message.tool_calls)}
     return turns
-
-
-def _open_user_turn(turns: Sequence[Turn]) -> Turn | None:
-    """The user turn that a further user message joins; an empty system message does not end it."""
-    for turn in reversed(turns):
-        if turn.role != "system" or plain_text(turn.messages[0].content):
-            return turn if turn.role == "user" and turn.task is None else None
-    return None
 
 
 def user_pieces(turn: Turn, variant: str) -> list[Piece]:
