@@ -52,7 +52,8 @@ def select_rows(
         step: the chunk.
 
     Returns:
-        [T, k] int64, -1 where a query sees fewer rows; None when every query takes all it sees.
+        [T, k] int64 in ascending order, then -1 where a query sees fewer rows; None when every
+        query takes all it sees.
     """
     compress(x, weights.compressor, plan, cache, step, transform=step.is_quantized)
     if plan.visible_rows(step.stop) <= step.config.index_topk:
@@ -103,7 +104,18 @@ def _best_rows(
     ids = torch.cat(selected)
     if step.hooks.on_topk is not None:
         ids = step.hooks.on_topk(plan.layer, torch.cat(scored), ids)
-    return ids
+    return _ascending(ids)
+
+
+def _ascending(ids: Tensor) -> Tensor:
+    """The same rows in the order of the timeline, -1 last.
+
+    Attention adds rows in the order they are listed in, and a query that takes all rows lists them
+    by age: without this a query's rounding would depend on what else is in its chunk.
+    """
+    last = torch.iinfo(ids.dtype).max
+    ordered = torch.where(ids < 0, last, ids).sort(dim=-1).values
+    return torch.where(ordered == last, -1, ordered)
 
 
 def _scan_keys(
