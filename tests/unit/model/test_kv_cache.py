@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from tiny_model import tiny_config
@@ -9,7 +11,6 @@ from tiny_model import tiny_config
 from edgedsv4.model.kv_cache import REWIND_TOKENS, KvCache, Numerics
 from edgedsv4.model.layer_plan import layer_plans
 from edgedsv4.model.row_store import FloatRows, GrowingRows, PositionRing
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
