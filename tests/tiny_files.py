@@ -34,9 +34,6 @@ _BF16_LEAVES = ("embed", "head", "norm", "gate", "wgate", "weights_proj")
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
 
 
-# ---- official layout
-
-
 def write_official(
     directory: Path,
     config: ModelConfig,
@@ -190,9 +187,6 @@ def yarn_json(scaling: RopeScaling) -> dict[str, Any]:
         "beta_fast": scaling.beta_fast,
         "beta_slow": scaling.beta_slow,
     }
-
-
-# ---- GGUF
 
 
 def float32_types(_name: str, _array: np.ndarray) -> Type:

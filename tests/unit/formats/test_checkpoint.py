@@ -258,9 +258,6 @@ def test_a_changed_file_is_noticed(models: Path, tmp_path: Path):
             checkpoint.check_unchanged()
 
 
-# ---- what is not a model
-
-
 def test_missing_path(tmp_path: Path):
     with pytest.raises(FormatError, match="no such file"):
         open_checkpoint(tmp_path / "absent.gguf")

@@ -211,9 +211,6 @@ def test_a_huge_string_does_not_fill_the_message():
     assert len(str(caught.value)) < 300
 
 
-# ---- config.json
-
-
 def refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -326,9 +323,6 @@ def test_empty_configuration_lists_every_entry(tmp_path: Path):
     with pytest.raises(FormatError) as caught:
         config_from_json(path)
     assert len(caught.value.problems) > 20
-
-
-# ---- tokenizer
 
 
 @pytest.mark.parametrize(

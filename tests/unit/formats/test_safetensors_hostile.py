@@ -314,9 +314,6 @@ def test_a_large_legal_header_costs_little_more_than_its_records(tmp_path: Path)
     assert peak < 20_000 * safetensors.RECORD_BYTES * 1.5
 
 
-# ---- directories
-
-
 A = "model-00001-of-00002.safetensors"
 B = "model-00002-of-00002.safetensors"
 

@@ -62,9 +62,6 @@ def official_fault(models: Path, tmp_path: Path, edit: Callable[[Stored], None])
     return fault
 
 
-# ---- what is found
-
-
 def test_both_dialects_bind_the_same_roles(models: Path):
     assert list(bind(models / "f32.gguf").tensors) == list(bind(models / "official").tensors)
 
@@ -220,9 +217,6 @@ def test_fp8_blocks_of_32_are_accepted(models: Path, tmp_path: Path):
     scale = bound.tensors["layers.0.attn.wq_a"].scale
     assert scale is not None
     assert scale.rows == 2
-
-
-# ---- one fault at a time
 
 
 def test_missing_tensor_is_named_with_its_shape(models: Path, tmp_path: Path):
@@ -382,9 +376,6 @@ def test_first_missing_expert_stands_for_the_rest(models: Path, tmp_path: Path):
 def test_incomplete_mtp_block_is_a_fault(models: Path, tmp_path: Path):
     fault = official_fault(models, tmp_path, lambda t: t.pop("mtp.0.hnorm.weight"))
     assert fault == "tensor mtp.0.hnorm.weight is missing, expected [96] (hidden_size)"
-
-
-# ---- many faults
 
 
 def test_all_faults_come_in_one_error_and_eight_are_named(models: Path, tmp_path: Path):

@@ -127,9 +127,6 @@ def check_draft(weights: ModelWeights, tensors: Tensors) -> None:
     assert draft.layer.moe.expert_table is None
 
 
-# ---- every way to store the same values
-
-
 @pytest.mark.parametrize("name", ["f32.gguf", "plain"])
 def test_every_weight_has_the_values_of_its_tensor(models: Path, tensors: Tensors, name: str):
     weights, experts = load(models / name)
@@ -304,9 +301,6 @@ def test_a_scale_that_is_no_number_is_refused(models: Path, tmp_path: Path):
         load(change_gguf(models / "f32.gguf", tmp_path / "m.gguf", scale))
 
 
-# ---- the MTP block
-
-
 def official_draft_names(found: GgufTensors) -> None:
     """The block under its official names inside a GGUF file; experts stay stacked."""
     renames = {
@@ -390,9 +384,6 @@ def test_without_mtp_block_there_is_no_draft(models: Path, tmp_path: Path):
     weights, experts = load(change_gguf(models / "f32.gguf", tmp_path / "m.gguf", without_draft))
     assert weights.draft is None
     assert experts.num_layers == CONFIG.num_layers
-
-
-# ---- memory and lifetime
 
 
 def test_matrices_are_views_of_the_file(models: Path):
