@@ -119,9 +119,9 @@ class Optimizer:
         norm = torch.linalg.vector_norm(self.gradient)
         good = torch.isfinite(norm)
         flag = good.float()
-        # One multiplication cannot clear a NaN; where the step is skipped all gradients become 0.
+        # A multiplication cannot clear a NaN, hence the fill.
         factor = (self.options.clip / norm.clamp(min=1e-12)).clamp(max=1.0)
-        torch.where(good, self.gradient * factor, 0.0, out=self.gradient)
+        self.gradient.mul_(factor).masked_fill_(~good, 0.0)
         self.skipped += 1 - flag
         self._steps += flag
         self._adam(rate, flag)
