@@ -14,12 +14,7 @@ FRESH_SEED = pytest.StashKey[int | None]()
 
 # transformers is an optional extra (`parity`); without it the comparison with it does not exist.
 HAVE_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
-# The second stored model is too large for some copies of this repository.
-HAVE_SMOOTH = (Path(__file__).parent / "data" / "smooth").is_dir()
-collect_ignore = [
-    *([] if HAVE_TRANSFORMERS else ["parity/test_transformers.py"]),
-    *([] if HAVE_SMOOTH else ["parity/test_smooth_logits.py"]),
-]
+collect_ignore = [] if HAVE_TRANSFORMERS else ["parity/test_transformers.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +30,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=None,
         help="compare only the random model of this seed (as printed by --fresh)",
+    )
+    group.addoption(
+        "--smooth",
+        type=Path,
+        default=None,
+        metavar="FOLDER",
+        help="also test the foreign model `smooth`, which is too large for the repository"
+        " (tests/data/README.md)",
     )
 
 
@@ -56,6 +59,12 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["fresh_seed"] = node.config.stash[FRESH_SEED]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the model `smooth` out unless its folder is named."""
+    is_left_out = collection_path.name == "test_smooth_logits.py" and not config.option.smooth
+    return True if is_left_out else None
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say which seed was drawn, and what was left out."""
     lines = []
@@ -64,8 +73,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         lines.append(f"fresh random model: seed {seed} (again with --seed {seed})")
     if not HAVE_TRANSFORMERS:
         lines.append("transformers is not installed: parity/test_transformers.py is not collected")
-    if not HAVE_SMOOTH:
-        lines.append("no tests/data/smooth: parity/test_smooth_logits.py is not collected")
+    if config.option.smooth is None:
+        lines.append("without --smooth FOLDER: parity/test_smooth_logits.py is not collected")
     return lines
 
 

@@ -23,14 +23,19 @@ from edgedsv4.formats.checkpoint import Checkpoint, open_checkpoint
 if TYPE_CHECKING:
     from edgedsv4.config import Profile
 
-STORED = Path(__file__).parents[1] / "data" / "smooth"
 PARTS = {"w1": "gate", "w3": "up", "w2": "down"}
 
 
 @pytest.fixture(scope="module")
-def f32_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(request: pytest.FixtureRequest) -> Path:
+    folder: Path = request.config.option.smooth
+    return folder
+
+
+@pytest.fixture(scope="module")
+def f32_file(stored: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("smooth") / "f32.gguf"
-    path.write_bytes(lzma.decompress((STORED / "f32.gguf.xz").read_bytes()))
+    path.write_bytes(lzma.decompress((stored / "f32.gguf.xz").read_bytes()))
     return path
 
 
@@ -44,13 +49,14 @@ def mxfp4_file(f32_file: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def token_ids() -> np.ndarray:
-    return np.fromfile(STORED / "tokens.i32", dtype=np.int32)
+def token_ids(stored: Path) -> np.ndarray:
+    return np.fromfile(stored / "tokens.i32", dtype=np.int32)
 
 
-def peer(name: str) -> np.ndarray:
-    logits: np.ndarray = np.load(STORED / f"logits_{name}_f32.npy")
-    return logits
+@pytest.fixture(scope="module")
+def peers(stored: Path) -> dict[str, np.ndarray]:
+    names = ("transformers", "llamacpp")
+    return {name: np.load(stored / f"logits_{name}_f32.npy") for name in names}
 
 
 def official_values(checkpoint: Checkpoint) -> Tensors:
@@ -80,12 +86,12 @@ def stored_values(checkpoint: Checkpoint, name: str) -> np.ndarray:
     ],
 )
 def test_f32_file_gives_the_foreign_logits(
-    chunk: int, f32_file: Path, token_ids: np.ndarray
+    chunk: int, f32_file: Path, token_ids: np.ndarray, peers: dict[str, np.ndarray]
 ) -> None:
     sizes = chunk_sizes(len(token_ids), chunk)
     got = evaluate(open_model(f32_file), token_ids, sizes=sizes)
-    for name in ("transformers", "llamacpp"):
-        numeric.assert_logits(name, got, peer(name), 2e-4)
+    for name, logits in peers.items():
+        numeric.assert_logits(name, got, logits, 2e-4)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +104,11 @@ def test_f32_file_gives_the_foreign_logits(
     ],
 )
 def test_quantised_file_stays_close_to_the_float32_logits(
-    profile: Profile, limit: float, mxfp4_file: Path, token_ids: np.ndarray
+    profile: Profile,
+    limit: float,
+    mxfp4_file: Path,
+    token_ids: np.ndarray,
+    peers: dict[str, np.ndarray],
 ) -> None:
     got = evaluate(open_model(mxfp4_file, profile=profile), token_ids)
-    assert numeric.mean_kl(peer("transformers"), got) <= limit
+    assert numeric.mean_kl(peers["transformers"], got) <= limit
