@@ -28,7 +28,9 @@ PARTS = {"w1": "gate", "w3": "up", "w2": "down"}
 
 @pytest.fixture(scope="module")
 def stored(request: pytest.FixtureRequest) -> Path:
-    folder: Path = request.config.option.smooth
+    folder: Path | None = request.config.option.smooth
+    if folder is None:
+        pytest.fail("name the folder that holds the model: --smooth FOLDER")
     return folder
 
 
