@@ -47,6 +47,7 @@ class FakeCache:
         self.oldest = 0
         self.ring: dict[int, int] = {}
         self.rows: list[int] = []
+        self.digests: list[int] = []
 
     @property
     def rewind_floor(self) -> int:
@@ -74,20 +75,21 @@ class FakeCache:
     def nbytes(self) -> int:
         return 1000
 
-    def append(self, token_id: int) -> tuple[int, ...]:
-        """Add a token the way a layer does; the whole prefix it depends on."""
+    def append(self, token_id: int) -> None:
+        """Add a token the way a layer does, reading everything it depends on."""
         needed = range(max(0, self.length - (self.window - 1)), self.length)
         if needed and needed[0] < self.oldest:
             raise AssertionError(f"ring has lost position {needed[0]}")
-        if [self.ring[p] for p in needed] != [self.rows[p] for p in needed]:
+        if [self.ring[p] for p in needed] != self.rows[needed.start : needed.stop]:
             raise AssertionError("ring and rows are of different timelines")
-        del self.rows[self.length :]
+        before = self.digests[self.length - 1] if self.length else 0
+        del self.rows[self.length :], self.digests[self.length :]
         self.rows.append(token_id)
+        self.digests.append(zlib.crc32(np.int32(token_id).tobytes(), before))
         self.ring[self.length] = token_id
         self.length += 1
         self.oldest = max(self.oldest, self.length - self.window - REWIND_TOKENS)
-        self.ring = {p: t for p, t in self.ring.items() if p >= self.oldest}
-        return tuple(self.rows)
+        self.ring.pop(self.oldest - 1, None)
 
 
 @dataclass(frozen=True)
@@ -124,23 +126,30 @@ class FakeModel:
         broken = self.broken_position
         if broken is not None and cache.length <= broken < cache.length + len(ids):
             raise NumericError("a logit became NaN")
-        rows = [self.logits_of(cache.append(token_id)) for token_id in ids]
+        rows = []
+        for token_id in ids:
+            cache.append(token_id)
+            rows.append(self._row(cache))
         if logits == "none":
             return FakeForward(None)
         wanted = rows if logits == "all" else rows[-1:]
         return FakeForward(torch.from_numpy(np.stack(wanted)))
 
-    def logits_of(self, prefix: Sequence[int]) -> np.ndarray:
-        if len(prefix) in self.script:
+    def _row(self, cache: FakeCache) -> np.ndarray:
+        if cache.length in self.script:
             certain = np.full(self.config.vocab_size, -30.0, dtype=np.float32)
-            certain[self.script[len(prefix)]] = 30.0
+            certain[self.script[cache.length]] = 30.0
             return certain
-        return expected_logits(prefix, self.config.vocab_size)
+        return _logits_of(cache.digests[cache.length - 1], self.config.vocab_size)
 
 
 def expected_logits(prefix: Sequence[int], vocab_size: int = 11) -> np.ndarray:
-    seed = zlib.crc32(np.array(prefix, dtype=np.int32).tobytes())
-    mixed = (seed + np.arange(1, vocab_size + 1, dtype=np.uint64) * 2654435761) % 4294967291
+    """The logits behind a prefix."""
+    return _logits_of(zlib.crc32(np.array(prefix, dtype=np.int32).tobytes()), vocab_size)
+
+
+def _logits_of(digest: int, vocab_size: int) -> np.ndarray:
+    mixed = (digest + np.arange(1, vocab_size + 1, dtype=np.uint64) * 2654435761) % 4294967291
     return (mixed / 2**31 - 1).astype(np.float32)
 
 

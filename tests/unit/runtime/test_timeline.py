@@ -156,6 +156,20 @@ def test_checkpoint_survives_the_logits_of_its_own_place(rig: Rig) -> None:
     assert rig.timeline.checkpoints.positions == (50,)
 
 
+def test_no_checkpoint_where_the_rings_have_lost_the_row_before(rig: Rig) -> None:
+    rig.timeline.evaluate(LONG[:300])
+    rig.timeline.rewind(129)
+    rig.timeline.mark_turn()
+    assert rig.timeline.checkpoints.positions == ()
+    assert_stands_at(rig.timeline, LONG[:171])
+
+
+def test_empty_timeline_can_be_marked(rig: Rig) -> None:
+    rig.timeline.mark_turn()
+    rig.timeline.evaluate(LONG[:300])
+    assert rig.timeline.rewind(300) == SyncReport(reused=0, evaluated=0, rebuilt=0)
+
+
 def test_oldest_checkpoints_are_given_up_first() -> None:
     one = 100 + 11 * 4
     rig = Rig(checkpoint_bytes=3 * one)
