@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from edgedsv4.errors import ShapeError as ShapeError
     from edgedsv4.errors import SnapshotError as SnapshotError
     from edgedsv4.errors import UnsupportedModelError as UnsupportedModelError
+    from edgedsv4.runtime.convert import ConvertOptions as ConvertOptions
+    from edgedsv4.runtime.convert import ConvertReport as ConvertReport
+    from edgedsv4.runtime.convert import QuantizeOptions as QuantizeOptions
+    from edgedsv4.runtime.convert import convert_model as convert_model
+    from edgedsv4.runtime.convert import quantize_model as quantize_model
     from edgedsv4.runtime.engine import Engine as Engine
     from edgedsv4.runtime.inspection import Inspection as Inspection
     from edgedsv4.runtime.inspection import ModelText as ModelText
@@ -86,6 +91,13 @@ _HOME = {
         "ShapeError",
         "SnapshotError",
         "UnsupportedModelError",
+    ),
+    "edgedsv4.runtime.convert": (
+        "ConvertOptions",
+        "ConvertReport",
+        "QuantizeOptions",
+        "convert_model",
+        "quantize_model",
     ),
     "edgedsv4.runtime.engine": ("Engine",),
     "edgedsv4.runtime.inspection": (
@@ -171,6 +183,8 @@ __all__ = [
     "Chat",
     "ConfigError",
     "ContextFullError",
+    "ConvertOptions",
+    "ConvertReport",
     "DeviceLostError",
     "DoneEvent",
     "Dsv4Error",
@@ -188,6 +202,7 @@ __all__ = [
     "PlanItem",
     "Prompt",
     "PromptOptions",
+    "QuantizeOptions",
     "Reply",
     "ReplyEvent",
     "ReplyParser",
@@ -208,10 +223,12 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "chat_from_json",
+    "convert_model",
     "inspect_model",
     "messages_from_json",
     "open_text",
     "plan_model",
+    "quantize_model",
     "render_prompt",
     "save_all_logits",
     "score_text",

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import edgedsv4
-from edgedsv4.cli import model_commands, repl, run_command, score_commands, text_commands
+from edgedsv4.cli import (
+    convert_commands,
+    model_commands,
+    repl,
+    run_command,
+    score_commands,
+    text_commands,
+)
 from edgedsv4.cli.flags import (
     ENGINE_FLAGS,
     SAMPLING_FLAGS,
@@ -166,6 +173,20 @@ COMMANDS = (
         ),
         score_commands.perplexity,
         "The text is cut into windows of --ctx tokens (512 if not given); each starts anew.",
+    ),
+    Command(
+        "convert",
+        "an official checkpoint, or any model, as GGUF, without loss where GGUF has a type for it",
+        convert_commands.CONVERT_FLAGS,
+        convert_commands.convert,
+        "FP4 experts become MXFP4 exactly; llama.cpp reads the files too.",
+    ),
+    Command(
+        "quantize",
+        "a model with other storage types",
+        convert_commands.QUANTIZE_FLAGS,
+        convert_commands.quantize,
+        "TYPE is Q8_0, Q6_K, Q4_K, Q2_K, MXFP4, BF16, F16 or F32; what is not named keeps its own.",
     ),
 )
 

@@ -143,6 +143,8 @@ def _write_all(
                 os.fsync(file.fileno())
         for temporary, target in done:
             temporary.replace(target)
+        for directory in {target.absolute().parent for _, target in done}:
+            _sync_directory(directory)
     except OSError as error:
         if error.errno not in _FULL:
             raise
@@ -268,6 +270,15 @@ def _check_targets(targets: Sequence[Path]) -> None:
     for target in targets:
         if target.is_dir():
             raise ConfigError(f"{target}: expected a file name, found a directory")
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make renames durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _padded(nbytes: int) -> int:

@@ -175,8 +175,8 @@ class _Planner:
     def notes(self) -> tuple[str, ...]:
         """What was stored in another type than asked for."""
         return tuple(
-            f"{count} matrices have rows that are no multiple of"
-            f" {BLOCK_TYPES[wanted].block_elements}: stored as {used} instead of {wanted}"
+            f"stored as {used} instead of {wanted}, because their rows are no multiple of"
+            f" {BLOCK_TYPES[wanted].block_elements}: {count} tensors"
             for (wanted, used), count in self._replaced.items()
         )
 
