@@ -13,9 +13,10 @@ from edgedsv4.errors import BackendUnavailableError
 from edgedsv4.formats.block_types import BlockType
 from edgedsv4.kernels.dispatch import resolve_backend
 from edgedsv4.kernels.quant_matmul import QuantMatrix
+from edgedsv4.runtime.host import available_ram_bytes
 
 if TYPE_CHECKING:
-    from edgedsv4.config import Backend, Dtype
+    from edgedsv4.config import Backend, Dtype, EngineOptions
 
 Weights = TypeVar("Weights")
 
@@ -67,6 +68,18 @@ def resolve_device(name: str) -> torch.device:
             f"device {name!r}{what} cannot be used here; there is: auto, {', '.join(devices)}"
         )
     return torch.device(wanted)
+
+
+def memory_budget(device: torch.device, options: EngineOptions) -> int:
+    """Bytes for weights, sessions and working memory where the model computes.
+
+    The option for that kind of memory if it is set, else what is free at this moment.
+    """
+    if device.type == "cpu":
+        return available_ram_bytes() if options.ram_bytes is None else options.ram_bytes
+    if options.vram_bytes is not None:
+        return options.vram_bytes
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def kernels_by_operation(backend: Backend) -> dict[str, str]:

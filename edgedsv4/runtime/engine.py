@@ -29,12 +29,13 @@ from edgedsv4.model.weights import load_weights
 from edgedsv4.runtime.device import (
     TORCH_DTYPES,
     kernels_by_operation,
+    memory_budget,
     place_weights,
     resident_bytes,
     resolve_device,
 )
 from edgedsv4.runtime.expert_store import MappedExperts
-from edgedsv4.runtime.host import available_ram_bytes, physical_cores
+from edgedsv4.runtime.host import physical_cores
 from edgedsv4.runtime.memory_plan import (
     EXPERTS,
     MemoryPlan,
@@ -130,7 +131,7 @@ class Engine:
             checkpoint = stack.enter_context(open_checkpoint(path))
             bound = bind_weights(checkpoint)
             weights = _weight_bytes(bound)
-            plan = _checked_plan(checkpoint, weights, options)
+            plan = _checked_plan(checkpoint, weights, options, memory_budget(device, options))
             report("open model", 1, 4)
             if options.verify:
                 verify_weights(bound, path, lambda done, total: report("verify", done, total))
@@ -342,7 +343,7 @@ def _weight_bytes(bound: BoundWeights) -> dict[str, int]:
 
 
 def _checked_plan(
-    checkpoint: Checkpoint, weights: dict[str, int], options: EngineOptions
+    checkpoint: Checkpoint, weights: dict[str, int], options: EngineOptions, budget: int
 ) -> MemoryPlan:
     config = checkpoint.config
     if options.context is not None and options.context > config.max_context:
@@ -350,7 +351,6 @@ def _checked_plan(
             f"context must be 1..{config.max_context} for {checkpoint.path},"
             f" found {options.context}"
         )
-    budget = available_ram_bytes() if options.ram_bytes is None else options.ram_bytes
     plan = plan_memory(config, weights, options, available_bytes=budget, context=options.context)
     if not plan.fits:
         raise _too_large(f"{checkpoint.path} with {plan.context:,} tokens of context", plan)
