@@ -1,7 +1,4 @@
-"""Time to open a header with DeepSeek-V4's vocabulary: 129,280 tokens and 127,741 merges.
-
-Run: `python tests/bench/bench_header.py`. The result is checked before any time is reported.
-"""
+"""Time to open a header with DeepSeek-V4's vocabulary: 129,280 tokens and 127,741 merges."""
 
 from __future__ import annotations
 
@@ -11,7 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import harness
 import numpy as np
+from harness import Figure
 
 from edgedsv4.formats.gguf import GgufType, read_gguf
 from edgedsv4.formats.gguf_write import GgufWriter
@@ -39,27 +38,28 @@ def write_vocabulary(path: Path) -> tuple[list[str], list[str]]:
     return tokens, merges
 
 
-def main(repeats: int = 9) -> None:
-    """Print the median of `repeats` openings."""
+def measure(repeats: int) -> list[Figure]:
+    """CPU time of one opening: a wall clock would also time what else the machine does."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vocabulary.gguf"
         tokens, merges = write_vocabulary(path)
-        times = []
+        readings = []
         for _ in range(repeats):
             start = time.process_time()
             opened = read_gguf(path)
-            times.append(time.process_time() - start)
+            readings.append(time.process_time() - start)
             if opened.metadata["tokenizer.ggml.tokens"] != tokens:
                 raise SystemExit("wrong tokens: no time is reported")
             if opened.metadata["tokenizer.ggml.merges"] != merges:
                 raise SystemExit("wrong merges: no time is reported")
             opened.close()
         size = path.stat().st_size
-    median = statistics.median(times)
-    print(f"header of {size / 1e6:.1f} MB, {TOKENS + MERGES:,} strings")
-    fastest = min(times)
-    print(f"median of {repeats}: {1e3 * median:.0f} ms of CPU (fastest {1e3 * fastest:.0f} ms)")
+    median = statistics.median(readings)
+    return [
+        Figure("header", "257,021 strings opened", 1e3 * median, "ms of CPU", repeats),
+        Figure("header", "rate", size / median / 1e6, "MB/s", repeats),
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(measure)

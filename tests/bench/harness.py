@@ -1,0 +1,111 @@
+"""What benchmarks share: repeating, the machine's own memory rate, a CSV row per figure.
+
+A benchmark is a module with `measure(repeats) -> list[Figure]`, which checks its result before it
+times anything. `python tests/bench/NAME.py [--repeats N] [--record]` prints the figures and, with
+`--record`, adds them to `results/<machine>.csv`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import platform
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+COLUMNS = ("date", "commit", "machine", "torch", "benchmark", "figure", "value", "unit", "n")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure: the median of n readings, or a ratio of two such medians."""
+
+    benchmark: str
+    name: str
+    value: float
+    unit: str
+    n: int
+
+
+def seconds(work: Callable[[], object], repeats: int) -> float:
+    """Median wall time of `repeats` calls, after one that is not counted."""
+    work()
+    readings = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        readings.append(time.perf_counter() - start)
+    return statistics.median(readings)
+
+
+def read_rate(threads: int, nbytes: int = 1 << 29) -> float:
+    """Bytes per second at which this process reads memory: the best of five sums over `nbytes`."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    numbers = torch.ones(nbytes // 8, dtype=torch.int64)
+    best = min(_once(numbers.sum) for _ in range(5))
+    torch.set_num_threads(before)
+    return nbytes / best
+
+
+def _once(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def machine() -> str:
+    """Processor and cores of this machine, as a file name."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    name = found.group(1) if found else platform.processor() or platform.machine()
+    cores = text.count("processor\t:") or 1
+    return re.sub(r"[^A-Za-z0-9]+", "-", f"{name} {cores} cores").strip("-").lower()
+
+
+def commit() -> str:
+    """Short name of the commit that is measured, with `+` where files were changed since."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def record(figures: list[Figure]) -> Path:
+    """Append figures to the machine's file."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{machine()}.csv"
+    is_new = not path.exists()
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(COLUMNS)
+        for figure in figures:
+            benchmark, name, value, unit, n = astuple(figure)
+            row = (today, commit(), machine(), torch.__version__, benchmark, name)
+            writer.writerow((*row, f"{value:.4g}", unit, n))
+    return path
+
+
+def main(measure: Callable[[int], list[Figure]], repeats: int = 5) -> None:
+    """Command line of one benchmark."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--record", action="store_true", help="add to results/<machine>.csv")
+    options = parser.parse_args()
+    figures = measure(options.repeats)
+    for figure in figures:
+        print(f"{figure.benchmark}  {figure.name}: {figure.value:.4g} {figure.unit} (n={figure.n})")
+    if options.record:
+        print(f"added to {record(figures)}")
