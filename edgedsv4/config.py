@@ -260,8 +260,8 @@ class EngineOptions:
     """`auto`, `cpu`, or a torch device such as `cuda:0`. `auto` is the CPU until another device has
     kernels."""
     context: int | None = None
-    """Tokens one session can hold, 1..2^24; None takes the model's own limit, or what memory
-    allows."""
+    """Tokens one session can hold, 1..2^24; None takes the least of the model's own limit, 32,768
+    and what memory allows."""
     threads: int | None = None
     """CPU threads, 1..1024; None takes the physical cores this process may use."""
     profile: Profile = "default"
