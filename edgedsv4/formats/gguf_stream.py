@@ -179,8 +179,12 @@ def _write_part(file: BinaryIO, part: _Part, on_bytes: Callable[[int], None]) ->
 
 def _parts(file: StreamedFile, split_max_bytes: int | None) -> Iterator[_Part]:
     """The files that one model becomes."""
+    known: set[str] = set()
     for tensor in file.tensors:
         _check_tensor(tensor)
+        if tensor.name in known:
+            raise ConfigError(f"tensor {tensor.name!r} is set twice")
+        known.add(tensor.name)
     groups = _groups(file.tensors, split_max_bytes)
     entries = {entry.key: _entry_bytes(entry) for entry in file.metadata}
     if len(entries) != len(file.metadata) or not entries.keys().isdisjoint(_OWN_KEYS):
