@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 COMMON_WORDS = 2000
 HELD_OUT_OF = 50
-_MEANS = ("What does {w} mean?", "What is the meaning of {w}?", "Define {w}.",
-          "Explain the word {w}.", "What does the word {w} mean?", "What is the definition of {w}?")  # fmt: skip
+_MEANS = (
+    "What does {w} mean?", "What is the meaning of {w}?", "Define {w}.", "Explain the word {w}.",
+    "What does the word {w} mean?", "What is the definition of {w}?",
+)  # fmt: skip
 _OTHER = {
     "jargon": ("What do hackers mean by {w}?", "What does {w} mean in hacker jargon?"),
     "devil": ("How does the Devil's Dictionary define {w}?", "Give me a witty definition of {w}."),

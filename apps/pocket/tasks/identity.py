@@ -28,8 +28,10 @@ WHO_QUESTIONS = (
     "What model is this?", "Can you tell me your name?", "Do you have a name?",
     "Say something about yourself.",
 )  # fmt: skip
-_CAN = ("What can you do?", "How can you help me?", "What do you know?", "Help",
-        "What are you for?", "Give me some examples of what you can do.", "What can I ask you?")  # fmt: skip
+_CAN = (
+    "What can you do?", "How can you help me?", "What do you know?", "Help", "What are you for?",
+    "Give me some examples of what you can do.", "What can I ask you?",
+)  # fmt: skip
 _HELLO = ("Hello", "Hi", "Hello!", "Hi!", "Hey", "Good morning", "Good evening", "Hello there",
           "hello", "hi")  # fmt: skip
 _THANKS = ("Thank you.", "Thanks!", "Thanks a lot.", "Thank you very much!", "thanks")

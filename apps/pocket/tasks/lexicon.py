@@ -12,7 +12,7 @@ BOYS = listed(
     """Tom Ben Max Sam Leo Jack Finn Noah Oscar Henry Paul Peter Hugo Felix Oliver Theo Adam Luke
     David Simon Victor Martin Jacob Daniel Eric George Frank Robert Arthur Walter Ralph Bruno Otto
     Hector Edgar Rufus Milo Jasper Toby Barney Charlie Freddie Harry Billy Andy Nick Tim Dan Joe
-    Ned Gus Rex Kai Ivan Omar Ali Raj Ravi Chen Kofi""".split()
+    Ned Gus Rex Kai Ivan Omar Ali Raj Ravi Chen Kofi"""
 )
 GIRLS = listed(
     """Mia Lily Anna Emma Ella Zoe Lucy Ruby Daisy Rosa Nina Clara Alice Julia Sophie Grace Molly
@@ -57,7 +57,7 @@ HOBBIES = listed(
     |play hide and seek|catch leaves|make soup|look at clouds""",
     "|",
 )
-CODE_WORDS = tuple(
+CODE_WORDS = listed(
     """apple river stone table house water light music paper money garden window summer winter
     bridge castle forest island market silver golden yellow orange purple circle square letter
     number story picture kitchen bottle basket button candle carpet flower ground hammer jacket
