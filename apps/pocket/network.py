@@ -297,8 +297,9 @@ class Network:
         )
         used = x.view(size, length, -1)[:, : count * plan.ratio]
         table = self._table(plan.rope, size, count, plan.ratio)
+        own = own_tokens(batch.documents[:, : count * plan.ratio], plan)
         rows: Tensor = self.pieces.make_rows(
-            used, tensors, table, plan.ratio, self._numbers(batch.mode.dtype)
+            used, tensors, table, own, self._numbers(batch.mode.dtype)
         )
         return rows
 
@@ -383,3 +384,22 @@ class Network:
                 table.cos.repeat(sequences, 1), table.sin.repeat(sequences, 1)
             )
         return self._tables[key]
+
+
+def own_tokens(documents: Tensor, plan: LayerPlan) -> Tensor:
+    """Which tokens belong to the document of the compressed row they are pooled into.
+
+    Args:
+        documents: [B, n * m] int32.
+        plan: of the layer.
+
+    Returns:
+        [B, n, m, series] bool. With overlap, series A of a window goes into the next window's row.
+    """
+    windows = documents.unflatten(1, (-1, plan.ratio))
+    last = windows[..., -1:]
+    current = windows == last
+    if not plan.has_overlap:
+        return current[..., None]
+    following = torch.cat((last[:, 1:], last[:, -1:]), dim=1)
+    return torch.stack((windows == following, current), dim=-1)

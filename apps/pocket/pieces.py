@@ -28,7 +28,7 @@ from edgedsv4.kernels.mhc import (
 from edgedsv4.kernels.rms_norm import rms_norm
 from edgedsv4.kernels.rope import RopeTable, apply_rope
 from edgedsv4.kernels.swiglu import swiglu
-from pocket.losses import weighted_cross_entropy
+from pocket.losses import HIDDEN, weighted_cross_entropy
 from pocket.training_attention import attend
 from pocket.training_moe import dense_experts, route
 
@@ -114,15 +114,22 @@ def make_queries(
 
 
 def make_rows(
-    x: Tensor, tensors: CompressorTensors, table: RopeTable, ratio: int, numbers: Numbers
+    x: Tensor, tensors: CompressorTensors, table: RopeTable, own: Tensor, numbers: Numbers
 ) -> Tensor:
-    """Rotated compressed rows [B, n, c] of x [B, n * ratio, D]; `table` holds B * n positions."""
-    batch, length, _ = x.shape
-    count = length // ratio
-    series = 2 if ratio == 4 else 1
+    """Rotated compressed rows [B, n, c].
+
+    Args:
+        x: [B, n * m, D].
+        tensors: of the compressor.
+        table: rotation of the B * n rows.
+        own: [B, n, m, series] bool, which tokens are of the document of the row they go into.
+        numbers: constants.
+    """
+    batch, count, ratio, series = own.shape
     values = linear(x, tensors.wkv, numbers.dtype).float()
     gates = linear(x, tensors.wgate, numbers.dtype).float()
     gates = gates.unflatten(1, (count, ratio)) + tensors.ape
+    gates = gates.unflatten(-1, (series, -1)).masked_fill(~own[..., None], HIDDEN)
     # Pooling is per channel, so the sequences of a batch may stand side by side as channels.
     shape = (batch, count, ratio, series, -1)
     side_by_side = (1, 2, 3, 0, 4)

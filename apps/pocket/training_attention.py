@@ -7,7 +7,7 @@ than gathered rows, but have a deterministic backward pass.
 
 A document mask keeps packed documents apart: a query sees only rows of its own document. Positions
 run through, because RoPE is relative and compressed rows must stay on their grid of 4 and 128
-tokens. A compressed row belongs to the document of its last token.
+tokens. A compressed row belongs to the document of its last token and pools no other's tokens.
 """
 
 from __future__ import annotations
