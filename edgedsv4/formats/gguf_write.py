@@ -9,12 +9,9 @@ names as in the gguf-split tool of llama.cpp.
 from __future__ import annotations
 
 import errno
-import os
-import secrets
 import shutil
 import struct
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -37,6 +34,7 @@ from edgedsv4.formats.gguf_values import (
     GgufType,
     MetadataValue,
 )
+from edgedsv4.formats.whole_file import WholeFiles
 
 if TYPE_CHECKING:
     from edgedsv4.formats.block_types import BlockType
@@ -157,31 +155,20 @@ class GgufWriter:
         Raises:
             CapacityError: if the disk is full; nothing is left behind, older files are as they
                 were.
-            ConfigError: if the set would have more than 65,535 parts.
+            ConfigError: if the set would have more than 65,535 parts, or a target is no file.
             OSError: if a file cannot be written for another reason.
         """
         parts = self._parts()
-        done: list[tuple[Path, Path]] = []
         try:
-            for target, metadata, tensors in parts:
-                temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.partial")
-                done.append((temporary, target))
-                with temporary.open("xb") as file:
-                    self._write_part(file, metadata, tensors)
-                    file.flush()
-                    os.fsync(file.fileno())
-            for temporary, target in done:
-                temporary.replace(target)
-            _sync_directory(self.path.parent)
+            with WholeFiles() as files:
+                for target, metadata, tensors in parts:
+                    with files.create(target) as file:
+                        self._write_part(file, metadata, tensors)
         except OSError as error:
             if error.errno in _FULL:
                 raise self._disk_full() from error
             raise
-        finally:
-            for temporary, _ in done:
-                with suppress(FileNotFoundError):
-                    temporary.unlink()
-        return tuple(target for _, target in done)
+        return tuple(target for target, _, _ in parts)
 
     def _parts(self) -> list[tuple[Path, Mapping[str, bytes], list[_Tensor]]]:
         """Target, metadata and tensors of each file."""
@@ -262,12 +249,3 @@ def _stored_bytes(name: str, shape: tuple[int, ...], block_type: BlockType) -> i
     for dim in shape[:-1]:
         rows *= dim
     return rows * block_type.row_bytes(shape[-1])
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make renames durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedsv4.errors import FormatError
+from edgedsv4.formats.whole_file import whole_file
 
 FORMAT_VERSION = 1
 _MAX_ROWS = 1 << 40
@@ -82,24 +83,20 @@ def write_logits(path: Path, header: LogitHeader) -> Iterator[LogitWriter]:
     """Opens a file for writing; it takes its name only when all rows are in it.
 
     Raises:
+        ConfigError: when `path` is no file.
         OSError: when the file cannot be written; nothing is left behind.
     """
-    partial = path.with_name(f"{path.name}.partial")
     count = len(header.token_ids)
     numbers = np.array([FORMAT_VERSION, header.vocab_size, header.window, count], dtype="<i8")
-    try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
-            for name, array in (("header.npy", numbers), ("token_ids.npy", header.token_ids)):
-                with archive.open(name, "w") as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-            with archive.open("log_probs.npy", "w", force_zip64=True) as member:
-                member.write(_array_header("<f4", (count, header.vocab_size)))
-                writer = LogitWriter(member, header)
-                yield writer
-                writer.check_complete()
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in (("header.npy", numbers), ("token_ids.npy", header.token_ids)):
+            with archive.open(name, "w") as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+        with archive.open("log_probs.npy", "w", force_zip64=True) as member:
+            member.write(_array_header("<f4", (count, header.vocab_size)))
+            writer = LogitWriter(member, header)
+            yield writer
+            writer.check_complete()
 
 
 class LogitReader:

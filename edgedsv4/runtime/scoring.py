@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from edgedsv4.errors import ConfigError, NumericError
 from edgedsv4.formats.logit_file import LogitHeader, read_logits, write_logits
+from edgedsv4.formats.whole_file import whole_file
 
 if TYPE_CHECKING:
     from edgedsv4.runtime.engine import Engine
@@ -219,24 +220,19 @@ def save_all_logits(
     The file takes its name only when it is complete. Returns its shape.
 
     Raises:
-        ConfigError: when a token id is outside the vocabulary, or there is none.
+        ConfigError: when a token id is outside the vocabulary, there is none, or `out` is no file.
     """
     vocab_size = engine.config.vocab_size
     check_token_ids(token_ids, vocab_size)
     shape = (len(token_ids), vocab_size)
-    partial = out.with_name(f"{out.name}.partial")
-    try:
-        with partial.open("wb") as file, engine.new_session(context=len(token_ids)) as session:
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            chunk = engine.options.prefill_chunk
-            for start, logits in evaluate_chunks(session, token_ids, chunk):
-                file.write(np.ascontiguousarray(logits, dtype="<f4").tobytes())
-                if on_progress is not None:
-                    on_progress(start + len(logits), len(token_ids))
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(out) as file, engine.new_session(context=len(token_ids)) as session:
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        chunk = engine.options.prefill_chunk
+        for start, logits in evaluate_chunks(session, token_ids, chunk):
+            file.write(np.ascontiguousarray(logits, dtype="<f4").tobytes())
+            if on_progress is not None:
+                on_progress(start + len(logits), len(token_ids))
     return shape
 
 

@@ -1,0 +1,82 @@
+"""Files that take their name only when they are complete.
+
+Everything is written under a temporary name in the target's folder, synced, and renamed at the end,
+several files together. A failure on the way leaves older files as they were and nothing behind. A
+link is followed, so that it stays a link; a device, pipe or folder is never replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+from edgedsv4.errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class WholeFiles:
+    """A set of files that appear together when the `with` block ends without an error."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Path, Path]] = []  # temporary name, final name
+
+    @contextmanager
+    def create(self, target: Path) -> Iterator[BinaryIO]:
+        """Open one of the files for writing, at the end of the set.
+
+        Raises:
+            ConfigError: if `target` is something else than a file.
+            OSError: if it cannot be written.
+        """
+        final = Path(os.path.realpath(target))
+        if final.exists() and not final.is_file():
+            raise ConfigError(f"{target} is no regular file; name a file to write")
+        name = f".{final.name[:40]}.{secrets.token_hex(6)}.partial"
+        self._pending.append((final.with_name(name), final))
+        with self._pending[-1][0].open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                for temporary, final in self._pending:
+                    temporary.replace(final)
+                for folder in {final.parent for _, final in self._pending}:
+                    _sync_folder(folder)
+        finally:
+            for temporary, _ in self._pending:
+                with suppress(FileNotFoundError):
+                    temporary.unlink()
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[BinaryIO]:
+    """One such file; see `WholeFiles.create`."""
+    with WholeFiles() as files, files.create(target) as file:
+        yield file
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames durable, where the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

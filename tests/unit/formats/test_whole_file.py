@@ -1,0 +1,87 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from edgedsv4.errors import ConfigError
+from edgedsv4.formats.whole_file import WholeFiles, whole_file
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def write_and_stop(target: Path) -> None:
+    with whole_file(target) as file:
+        file.write(b"new")
+        raise KeyboardInterrupt
+
+
+def write_one_and_stop(folder: Path) -> None:
+    with WholeFiles() as files:
+        with files.create(folder / "a") as file:
+            file.write(b"a")
+        raise KeyboardInterrupt
+
+
+def test_the_name_appears_when_the_content_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with whole_file(target) as file:
+        file.write(b"half")
+        assert not target.exists()
+    assert target.read_bytes() == b"half"
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt):
+        write_and_stop(target)
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["out"]
+
+
+def test_files_of_a_set_appear_together(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        write_one_and_stop(tmp_path)
+    assert names(tmp_path) == []
+    with WholeFiles() as files:
+        for name in ("a", "b"):
+            with files.create(tmp_path / name) as file:
+                file.write(name.encode())
+            assert not (tmp_path / "a").exists()
+    assert names(tmp_path) == ["a", "b"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    with whole_file(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="no regular file"), whole_file(pipe) as file:
+        file.write(b"new")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_device_is_not_replaced() -> None:
+    with pytest.raises(ConfigError, match="no regular file"), whole_file(Path("/dev/null")):
+        pass
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no regular file"), whole_file(tmp_path):
+        pass
