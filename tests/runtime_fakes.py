@@ -61,7 +61,7 @@ class FakeCache:
             self.oldest = 0
 
     def checkpoint(self) -> FakeCheckpoint:
-        first = max(0, self.length - self.window)
+        first = max(self.oldest, self.length - self.window)
         ring = {position: self.ring[position] for position in range(first, self.length)}
         return FakeCheckpoint(self.length, first, ring, nbytes=100)
 

@@ -188,7 +188,8 @@ class KvCache:
         nbytes = 0
         for layer, ring in self._rings():
             # One position more than the next token needs: the last one can be evaluated again.
-            first = layer.first_needed(ring, max(0, self.length - 1))
+            # After a long rewind the ring may have lost just that one.
+            first = max(ring.oldest, layer.first_needed(ring, max(0, self.length - 1)))
             parts = ring.stored(first, self.length)
             nbytes += sum(part.numel() * part.element_size() for part in parts)
             saved.append((first, parts))

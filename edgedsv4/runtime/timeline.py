@@ -193,13 +193,7 @@ class Timeline:
                 return
 
     def mark_turn(self) -> None:
-        """Keep a checkpoint here, within the budget.
-
-        At the lowest place that can be reached without evaluating (129 tokens back, or one before
-        a checkpoint) none can be made: the rings have lost the row before. Nothing is kept then.
-        """
-        if self.length and self.length - 1 < self._cache.rewind_floor:
-            return
+        """Keep a checkpoint here, within the budget."""
         self.checkpoints.add(TurnCheckpoint(self._cache.checkpoint(), self._logits))
 
     def _evaluate_last_again(self) -> None:

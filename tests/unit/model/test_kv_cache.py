@@ -141,6 +141,17 @@ def test_a_checkpoint_brings_back_what_the_next_tokens_need(position: int) -> No
     assert cache.rewind_floor <= max(0, position - 1)
 
 
+def test_a_checkpoint_at_the_lowest_place_keeps_what_the_next_token_needs() -> None:
+    cache = cache_of(tiny_config(window=32))
+    feed(cache, 900)
+    cache.rewind(cache.rewind_floor)
+    length = cache.length
+    checkpoint = cache.checkpoint()
+    feed(cache, 300)
+    cache.restore(checkpoint)
+    assert (cache.length, cache.rewind_floor) == (length, length)
+
+
 def test_a_checkpoint_from_the_future_is_refused() -> None:
     cache = cache_of(tiny_config(window=32))
     feed(cache, 100)

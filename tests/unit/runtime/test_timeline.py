@@ -156,11 +156,13 @@ def test_checkpoint_survives_the_logits_of_its_own_place(rig: Rig) -> None:
     assert rig.timeline.checkpoints.positions == (50,)
 
 
-def test_no_checkpoint_where_the_rings_have_lost_the_row_before(rig: Rig) -> None:
+def test_turn_is_kept_where_the_rings_have_lost_the_row_before(rig: Rig) -> None:
     rig.timeline.evaluate(LONG[:300])
     rig.timeline.rewind(129)
     rig.timeline.mark_turn()
-    assert rig.timeline.checkpoints.positions == ()
+    assert rig.timeline.checkpoints.positions == (171,)
+    rig.timeline.evaluate(LONG[171:400])
+    assert rig.timeline.rewind(229) == SyncReport(reused=171, evaluated=0, rebuilt=0)
     assert_stands_at(rig.timeline, LONG[:171])
 
 
