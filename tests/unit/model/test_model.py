@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numeric import assert_close, assert_same_bits
+from scalar_codecs import fp4_row, fp8_row
 from tiny_model import random_tensors, random_tokens, tiny_config, write_official
 
 from edgedsv4.errors import CancelledError, ConfigError, NumericError
@@ -19,6 +20,7 @@ from edgedsv4.model import attention, indexer
 from edgedsv4.model.hooks import ForwardHooks
 from edgedsv4.model.kv_cache import KvCache, Numerics
 from edgedsv4.model.model import Model, embed
+from edgedsv4.model.row_store import Fp4Rows, Fp8Rows
 from edgedsv4.model.weights import load_weights
 
 if TYPE_CHECKING:
@@ -224,6 +226,37 @@ def test_tiles_of_any_size_select_and_attend_alike(
         else:
             assert torch.equal(was, now)
     assert_close("logits", tiled, whole)
+
+
+def test_the_default_cache_holds_the_bytes_of_the_definition(
+    loaded: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row that goes into the cache, coded again one number at a time, is found in it."""
+    coded: list[tuple[bytes, bytes]] = []
+
+    def watch(codec: type[Fp8Rows | Fp4Rows], code: Callable[[list[float]], Any]) -> None:
+        encode = codec.encode
+
+        def watched(self: Any, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            coded.extend(code(row) for row in rows[-20:].to(torch.bfloat16).double().tolist())
+            return encode(self, rows)
+
+        monkeypatch.setattr(codec, "encode", watched)
+
+    watch(Fp8Rows, lambda row: fp8_row(row, CONFIG.rope_dim))
+    watch(Fp4Rows, fp4_row)
+    model = loaded(profile="default")
+    cache = model.new_cache(256)
+    model.forward(tokens(150), cache)
+    stored = {
+        bytes(row.tolist())
+        for part in stored_state(cache)
+        if part.dtype == torch.uint8
+        for row in part
+    }
+    windows, compressed, keys = 5 * 20, 2 * 20 + 1, 2 * 20
+    assert len(coded) == windows + compressed + keys
+    assert all({data, scales} <= stored for data, scales in coded)
 
 
 def test_embedding_rows_under_shared_scales_are_decoded_in_place() -> None:

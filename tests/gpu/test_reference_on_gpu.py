@@ -1,0 +1,57 @@
+"""The readable operations give the same numbers on a GPU: they are what its kernels are judged by.
+
+Run on a machine with a GPU: `python -m pytest -m gpu`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import structure_data
+import torch
+from numeric import assert_logits, mean_kl, top1_disagreements
+
+from edgedsv4 import Engine, EngineOptions
+
+pytestmark = pytest.mark.gpu
+
+LIMIT = 2e-4
+"""As for the CPU against the stored logits."""
+
+
+def logits(model: str, device: str, profile: str, token_ids: list[int], chunk: int) -> np.ndarray:
+    options = EngineOptions(device=device, profile=profile, context=1024, threads=4)
+    with Engine.open(model, options) as engine, engine.new_session() as session:
+        found = session.evaluate(token_ids, logits="all", chunk=chunk)
+        assert found is not None
+        return found
+
+
+@pytest.mark.parametrize("chunk", [420, 37])
+def test_gpu_gives_the_stored_logits(chunk: int) -> None:
+    token_ids = np.fromfile(structure_data.STORED / "tokens.i32", dtype=np.int32).tolist()
+    got = logits(str(structure_data.STORED / "official"), "cuda", "exact", token_ids, chunk)
+    assert_logits(
+        "structure", got, np.load(structure_data.STORED / "logits_transformers_f32.npy"), LIMIT
+    )
+
+
+def test_gpu_and_cpu_agree_on_stored_formats() -> None:
+    """FP8 rows and FP4 keys: the same bytes up to values that round the other way."""
+    draw = torch.Generator().manual_seed(5)
+    token_ids = torch.randint(0, 256, (600,), generator=draw).tolist()
+    gpu = logits("random-tiny", "cuda", "default", token_ids, 128)
+    cpu = logits("random-tiny", "cpu", "default", token_ids, 128)
+    assert mean_kl(cpu, gpu) < 1e-3
+    assert len(top1_disagreements(cpu, gpu)) <= 12
+
+
+def test_gpu_memory_is_what_the_engine_reports() -> None:
+    before = torch.cuda.memory_allocated()
+    options = EngineOptions(device="cuda", context=4096)
+    with Engine.open("random-tiny", options) as engine, engine.new_session() as session:
+        session.sync(list(range(100)))
+        used = torch.cuda.memory_allocated() - before
+        memory = engine.memory()
+        expected = memory["mapped_weights"] + memory["kv_allocated"]
+        assert used <= 1.3 * expected + (16 << 20)
