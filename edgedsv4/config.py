@@ -263,7 +263,8 @@ class EngineOptions:
     """Tokens one session can hold, 1..2^24; None takes the least of the model's own limit, 32,768
     and what memory allows."""
     threads: int | None = None
-    """CPU threads, 1..1024; None takes the physical cores this process may use."""
+    """CPU threads, 1..1024; None takes the physical cores this process may use, or one for a model
+    of a few megabytes."""
     profile: Profile = "default"
     """`exact` keeps KV rows and index keys in the compute type; `default` stores FP8 rows and FP4
     index keys."""

@@ -306,3 +306,17 @@ def test_warnings_of_the_file_are_logged_once_and_kept_as_notes(
 def test_threads_are_set_for_the_process(path: Path) -> None:
     with Engine.open(path, variant_of(threads=2)):
         assert torch.get_num_threads() == 2
+
+
+def test_a_model_of_a_few_megabytes_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgedsv4.runtime.engine.physical_cores", lambda: 3)
+    with Engine.open("random-tiny", EngineOptions(context=64)) as engine:
+        assert engine.describe()["threads"] == 1
+
+
+def test_a_larger_model_takes_the_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgedsv4.runtime.engine.physical_cores", lambda: 3)
+    monkeypatch.setattr("edgedsv4.runtime.engine.ONE_THREAD_BYTES", 1000)
+    with Engine.open("random-tiny", EngineOptions(context=64)) as engine:
+        assert engine.describe()["threads"] == 3
+    torch.set_num_threads(1)
