@@ -3,16 +3,18 @@
 # sets up $(VENV), later runs find the stamps in it and start at once.
 #
 #   make chat MODEL=flash.gguf            another model        make chat ARGS="--ctx 8192"
-#   make test PYTEST="-k gguf"            part of the suite
+#   make test PYTEST="-k gguf"            part of the suite    make test WORKERS=0     in one process
 #   make chat TORCH="torch --index-url URL"   another torch build, 2.11 or newer
 #   make chat TORCH=                      the torch that $(PYTHON) already has
 # The choice of torch is remembered in $(VENV) until another one is named.
 
-PYTHON ?= python3
-VENV   ?= .venv
-MODEL  ?=
-ARGS   ?=
-PYTEST ?=
+PYTHON  ?= python3
+VENV    ?= .venv
+MODEL   ?=
+ARGS    ?=
+PYTEST  ?=
+# Processes that share the tests; 0 runs them in this one, for a debugger.
+WORKERS ?= 2
 
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
@@ -36,7 +38,7 @@ chat: $(STAMPS)/package
 	@if [ -t 0 ]; then set -m; fi; $(BIN)/edgedsv4 chat $(MODEL) $(ARGS)
 
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -m "not gpu" $(PYTEST)
+	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(PYTEST)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

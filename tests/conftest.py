@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the fresh seed once, and keep torch to one thread.
+    """Draw the fresh seed once, and keep torch to one thread, here and in child processes.
 
     The models are so small that a second thread gains nothing, and beside other test processes on
     the same two cores the threads of torch wait for each other: six times slower, measured.
     """
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
     worker: dict[str, Any] = getattr(config, "workerinput", {})
     drawn = secrets.randbelow(1 << 31) if config.getoption("--fresh") else None
     config.stash[FRESH_SEED] = worker.get("fresh_seed", drawn)
