@@ -30,6 +30,9 @@ endif
 TORCH_STAMP := $(STAMPS)/torch-$(shell printf '%s' '$(TORCH)' | cksum | cut -d' ' -f1)
 # torch is chosen by TORCH alone, so its pin must not fight another choice.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c $(STAMPS)/constraints.txt
+# Without build isolation the build uses the pinned tools and downloads nothing twice. `compat` puts the
+# checkout on Python's path; the other mode is lost to a folder of the same name, as beside a clone.
+INSTALL := $(PIP) --quiet --no-build-isolation --config-settings editable_mode=compat
 
 .PHONY: chat test lint docs setup clean
 
@@ -80,20 +83,19 @@ $(TORCH_STAMP): constraints.txt | $(STAMPS)/venv
 	@printf '%s' '$(TORCH)' > $(STAMPS)/torch-choice
 	@touch $@
 
-# Editable, so that what is run and tested is this checkout and the C extension is built into it. Without
-# build isolation, because the build then uses the pinned tools and downloads nothing twice.
+# Editable, so that what is run and tested is this checkout and the C extension is built into it.
 $(STAMPS)/package: pyproject.toml $(NATIVE) $(TORCH_STAMP)
 	@echo "[3/3] edgedsv4 and its C extension"
 	@$(PIP) --quiet setuptools cffi
-	@$(PIP) --quiet --no-build-isolation --editable .
+	@$(INSTALL) --editable .
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/package
 	@echo "test dependencies"
-	@$(PIP) --quiet --no-build-isolation --editable '.[test,parity]'
+	@$(INSTALL) --editable '.[test,parity]'
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/package
 	@echo "lint tools"
-	@$(PIP) --quiet --no-build-isolation --editable '.[lint]'
+	@$(INSTALL) --editable '.[lint]'
 	@touch $@
