@@ -74,7 +74,7 @@ def is_trained(name: str) -> bool:
 
 
 def initial_weights(
-    config: ModelConfig, seed: int, tables: Sequence[npt.NDArray[np.int64]]
+    config: ModelConfig, seed: int, tables: Sequence[npt.ArrayLike] | npt.NDArray[np.int32]
 ) -> dict[str, Tensor]:
     """Weights before training, float32 on the CPU.
 
@@ -104,32 +104,6 @@ def initial_weights(
                 deviation /= math.sqrt(2 * config.num_layers)
             weights[name] = torch.randn(shape, generator=generator) * deviation
     return weights
-
-
-def expert_table(
-    counts: npt.NDArray[np.int64], experts: int, k: int, seed: int
-) -> npt.NDArray[np.int64]:
-    """Expert ids of a hash layer, so that every expert gets the same number of tokens.
-
-    The commonest tokens choose first; each takes the k least loaded experts, ties by lot.
-
-    Args:
-        counts: [V], how often each token occurs.
-        experts: E.
-        k: experts per token, all different.
-        seed: of the lot.
-
-    Returns:
-        [V, k] int64, ascending in each row.
-    """
-    lot = np.random.default_rng(seed)
-    loads = np.zeros(experts)
-    table = np.empty((len(counts), k), dtype=np.int64)
-    for token in np.argsort(-counts, kind="stable"):
-        order = np.lexsort((lot.random(experts), loads))[:k]
-        loads[order] += max(1, int(counts[token]))
-        table[token] = np.sort(order)
-    return table
 
 
 def to_official(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

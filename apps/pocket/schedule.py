@@ -7,7 +7,7 @@ process does. Rates that need a number of steps (warm-up, the router's) count st
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -26,7 +26,7 @@ class Phase:
     length: int
     """S, tokens of a sequence."""
     long_length: int | None = None
-    """S of every fifth step."""
+    """S where the store has long rows."""
     batch_tokens: int
     """Tokens per optimizer step."""
     selection: Literal["dense", "sparse"]
@@ -34,17 +34,10 @@ class Phase:
     prompt_weight: float = 0.1
     """Loss weight of tokens that are no targets, so that the prompts' own language is learnt too."""
 
-    def shape(self, step: int) -> tuple[int, int]:
-        """(sequences, S) of the phase's step, counted from 0."""
-        is_long = self.long_length is not None and step % 5 == 4
+    def shape(self, is_long: bool = False) -> tuple[int, int]:
+        """(sequences, S) of a step, from parts of the store with long rows or from the others."""
         length = self.long_length if is_long and self.long_length else self.length
         return max(1, self.batch_tokens // length), length
-
-    def shapes(self, step: int) -> Iterator[tuple[int, int]]:
-        """Shapes of the phase's steps from `step` on."""
-        while True:
-            yield self.shape(step)
-            step += 1
 
 
 def _phases(lengths: tuple[int, int, int, int, int], batch_tokens: int) -> dict[str, Phase]:

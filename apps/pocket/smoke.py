@@ -23,9 +23,10 @@ from pocket.expert_probe import choose_expert_path
 from pocket.network import Mode, Network
 from pocket.objective import Meter, StepOptions, accumulate_gradients, move_selection_biases
 from pocket.optimizer import Optimizer, parameters
-from pocket.parameters import expert_table, initial_weights
+from pocket.parameters import initial_weights
 from pocket.pieces import CompileMode, Pieces
 from pocket.schedule import PHASES, Phase, RateOptions, rates
+from pocket.tokenizer_build import hash_tables
 from pocket.store import LOOK_AHEAD, TARGET_BIT, Batch, Position, TargetRule, make_batch
 
 if TYPE_CHECKING:
@@ -111,10 +112,9 @@ def random_batch(config: ModelConfig, shape: tuple[int, int], seed: int) -> Batc
 
 def _fresh(config: ModelConfig, device: torch.device, mode: CompileMode) -> tuple[Optimizer, Network]:
     counts = np.ones(config.vocab_size, dtype=np.int64)
-    tables = [
-        expert_table(counts, config.num_experts, config.experts_per_token, seed)
-        for seed in range(config.num_hash_layers)
-    ]
+    tables = hash_tables(
+        counts, config.num_experts, config.experts_per_token, config.num_hash_layers
+    )
     weights = initial_weights(config, 0, tables)
     optimizer = Optimizer(weights, config.output_groups, device)
     return optimizer, Network(config, optimizer.weights, Pieces(mode))
@@ -165,7 +165,7 @@ def _time_variant(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
 
-    batches = [random_batch(config, phase.shape(0), seed) for seed in range(2)]
+    batches = [random_batch(config, phase.shape(), seed) for seed in range(2)]
 
     def step(number: int) -> None:
         batch = batches[number % 2]
@@ -188,7 +188,7 @@ def _time_variant(
     seconds = (time.monotonic() - begin) / count
     if device.type == "cuda" and variant == _variants(options, device)[1]:
         _profile(step, options.out)
-    rows, length = phase.shape(0)
+    rows, length = phase.shape()
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return {
         **vars(variant),

@@ -1,20 +1,22 @@
 """Reads a token store: parts of a stream that another process may still be writing.
 
 A store is a directory of `part-00000.bin`, `part-00001.bin`, ... (little-endian uint16: bits 0-11
-token id, bit 15 set where the token is a loss target) and, once complete, a file `DONE`. Parts get
-their name when they are whole, so a part that can be seen can be read. A reader waits for the next
-part while there is no `DONE`, and begins again behind the last one.
+token id, bit 15 set where the token is a loss target), a `meta.json` and, once complete, a file
+`DONE`. Parts get their name when they are whole, so a part that can be seen can be read. A reader
+waits for the next part while there is no `DONE`, and begins again behind the last one. Every so
+many parts, if `meta.json` says so, one has rows for long sequences.
 """
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +80,15 @@ class TokenReader:
             return result
         ahead, _ = self._take(end, look_ahead)
         return np.concatenate((result, ahead))
+
+    def is_at_long_part(self) -> bool:
+        """Whether the next token is in a part of long rows; waits for that token."""
+        self.position, _ = self._at(self.position)
+        path = self.directory / "meta.json"
+        every = 0
+        if path.exists():
+            every = int(json.loads(path.read_text(encoding="utf-8")).get("long_parts_every", 0))
+        return every > 0 and self.position.part % every == every - 1
 
     def _take(self, position: Position, count: int) -> tuple[Codes, Position]:
         pieces: list[Codes] = []
@@ -201,7 +212,7 @@ class BatchLoader:
         self,
         directory: Path,
         position: Position,
-        shapes: Iterable[tuple[int, int]],
+        shape: Callable[[bool], tuple[int, int]],
         rule: TargetRule,
         *,
         is_pinned: bool = False,
@@ -211,7 +222,7 @@ class BatchLoader:
         Args:
             directory: of the store.
             position: of the first token.
-            shapes: (B, S) of every batch in turn.
+            shape: (B, S) of a batch, by whether the store has long rows there.
             rule: weights of targets.
             is_pinned: put batches into page-locked memory, for copies that do not wait.
         """
@@ -219,7 +230,7 @@ class BatchLoader:
         self._batches: queue.Queue[Batch | BaseException] = queue.Queue(_PREFETCH)
         self._rule, self._is_pinned = rule, is_pinned
         reader = TokenReader(directory, position, should_stop=self._stopped.is_set)
-        self._thread = threading.Thread(target=self._fill, args=(reader, shapes), daemon=True)
+        self._thread = threading.Thread(target=self._fill, args=(reader, shape), daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -238,11 +249,10 @@ class BatchLoader:
             except queue.Empty:
                 self._thread.join(timeout=0.05)
 
-    def _fill(self, reader: TokenReader, shapes: Iterable[tuple[int, int]]) -> None:
+    def _fill(self, reader: TokenReader, shape: Callable[[bool], tuple[int, int]]) -> None:
         try:
-            for rows, length in shapes:
-                if self._stopped.is_set():
-                    return
+            while not self._stopped.is_set():
+                rows, length = shape(reader.is_at_long_part())
                 codes = reader.read(rows * length, LOOK_AHEAD)
                 batch = make_batch(codes, (rows, length), self._rule, reader.position)
                 self._batches.put(_pinned(batch) if self._is_pinned else batch)
@@ -262,8 +272,3 @@ def token_counts(directory: Path, vocab_size: int) -> npt.NDArray[np.int64]:
     first = np.fromfile(directory / "part-00000.bin", dtype="<u2") & TOKEN_MASK
     counts: npt.NDArray[np.int64] = np.bincount(first, minlength=vocab_size).astype(np.int64)
     return counts[:vocab_size]
-
-
-def position_record(position: Position) -> dict[str, Any]:
-    """For a checkpoint."""
-    return asdict(position)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,10 +33,11 @@ from pocket.objective import (
     move_selection_biases,
 )
 from pocket.optimizer import Optimizer
-from pocket.parameters import expert_table, initial_weights
+from pocket.parameters import initial_weights
 from pocket.pieces import CompileMode, Pieces
 from pocket.schedule import Clock, Phase, RateOptions, Rates, phases_of, rates
 from pocket.store import Batch, BatchLoader, Position, TargetRule, token_counts
+from pocket.tokenizer_build import hash_tables
 from pocket.training_moe import ExpertPath
 
 if TYPE_CHECKING:
@@ -137,16 +139,13 @@ class Trainer:
             )
             return weights, None
         if state is not None:
-            none = [torch.zeros(self.config.vocab_size, self.config.experts_per_token).numpy()]
-            return initial_weights(
-                self.config, 0, none * self.config.num_hash_layers
-            ), state
+            shape = (self.config.num_hash_layers, self.config.vocab_size)
+            tables = np.zeros((*shape, self.config.experts_per_token), dtype=np.int32)
+            return initial_weights(self.config, 0, tables), state
         first = phases_of(self.options.config_name, self.options.phases)[0]
         counts = token_counts(self._store(first), self.config.vocab_size)
-        tables = [
-            expert_table(counts, self.config.num_experts, self.config.experts_per_token, seed)
-            for seed in range(self.config.num_hash_layers)
-        ]
+        shape = (self.config.num_experts, self.config.experts_per_token)
+        tables = hash_tables(counts, *shape, self.config.num_hash_layers, seed=self.options.seed)
         return initial_weights(self.config, self.options.seed, tables), None
 
     def _store(self, phase: Phase) -> Path:
@@ -243,7 +242,7 @@ class Trainer:
         return BatchLoader(
             self._store(phase),
             Position(**position) if position else Position(),
-            phase.shapes(self.progress.phase_step),
+            phase.shape,
             TargetRule(prompt_weight=phase.prompt_weight),
             is_pinned=self.device.type == "cuda",
         )

@@ -110,23 +110,27 @@ def test_sequences_follow_each_other() -> None:
 
 
 def test_loader_hands_out_batches_with_the_position_behind_them(store: Path) -> None:
-    loader = BatchLoader(store, Position(), iter([(1, 2), (2, 2)]), RULE)
+    (store / "meta.json").write_text('{"long_parts_every": 2}', encoding="utf-8")
+    loader = BatchLoader(store, Position(), lambda is_long: (2 if is_long else 1, 2), RULE)
     batches = iter(loader)
-    assert next(batches).tokens[0, :2].tolist() == [1, 2]
-    assert next(batches).position == Position(1, 3, 0)
+    assert next(batches).tokens[:, :2].tolist() == [[1, 2]]
+    assert next(batches).tokens[:, :2].tolist() == [[3, 4]]
+    third = next(batches)
+    assert third.tokens[:, :2].tolist() == [[5, 6], [7, 1]]  # part 1 has long rows
+    assert third.position == Position(0, 1, 1)
     loader.close()
 
 
 def test_loader_hands_on_the_readers_error(tmp_path: Path) -> None:
     (tmp_path / "DONE").touch()
-    loader = BatchLoader(tmp_path, Position(), iter([(1, 2)]), RULE)
+    loader = BatchLoader(tmp_path, Position(), lambda is_long: (1, 2), RULE)
     with pytest.raises(FormatError):
         next(iter(loader))
     loader.close()
 
 
 def test_loader_that_waits_can_be_closed(tmp_path: Path) -> None:
-    loader = BatchLoader(tmp_path, Position(), iter([(1, 2)]), RULE)
+    loader = BatchLoader(tmp_path, Position(), lambda is_long: (1, 2), RULE)
     loader.close()
     assert not loader._thread.is_alive()
 
