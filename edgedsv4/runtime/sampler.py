@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 
+_LARGEST_SCORE = 1e300
+
 
 def uniform(seed: int, index: int) -> float:
     """The random number in [0, 1) that token `index` of a reply with this seed uses."""
@@ -58,12 +60,12 @@ class Sampler:
         self.num_generated = 0
         self._seen = np.zeros(vocab_size, dtype=np.bool_)
         self._generated = np.zeros(vocab_size, dtype=np.int64)
-        self._bias_ids = np.array(sorted(options.logit_bias), dtype=np.int64)
         beyond = [i for i in options.logit_bias if i >= vocab_size]
         if beyond:
             raise ConfigError(
                 f"logit_bias must name token ids below {vocab_size}, found {beyond[0]}"
             )
+        self._bias_ids = np.array(sorted(options.logit_bias), dtype=np.int64)
         self._bias = np.array([options.logit_bias[int(i)] for i in self._bias_ids])
 
     def observe(self, token_ids: Iterable[int]) -> None:
@@ -132,7 +134,12 @@ class Sampler:
         scores[self._bias_ids] += self._bias
         if not np.isfinite(scores).any():
             raise ConfigError("logit_bias bans every token that the model allows")
-        self._penalise(scores)
+        banned = np.isneginf(scores)
+        with np.errstate(over="ignore"):
+            self._penalise(scores)
+        # A huge bias times a penalty overflows; infinities would become NaN in the differences.
+        np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE, out=scores)
+        scores[banned] = -math.inf
         return scores
 
     def _penalise(self, scores: FloatArray) -> None:

@@ -56,6 +56,27 @@ def test_greedy_probabilities_are_one_hot() -> None:
     np.testing.assert_array_equal(sampler(temperature=0).probabilities(LOGITS), [1, 0, 0, 0])
 
 
+def test_bias_and_penalty_beyond_float64_keep_their_order() -> None:
+    chooser = sampler(logit_bias={0: -1e308, 1: -math.inf, 2: 1e308}, repetition_penalty=1e-3)
+    chooser.observe([0, 1, 2])
+    np.testing.assert_array_equal(chooser.probabilities(LOGITS), [0, 0, 1, 0])
+    lowered = sampler(logit_bias={i: -1e308 for i in range(3)}, repetition_penalty=100)
+    lowered.observe([0, 1, 2])
+    np.testing.assert_array_equal(lowered.probabilities(LOGITS), [0, 0, 0, 1])
+
+
+def test_only_token_left_is_chosen_however_low_it_is_pushed() -> None:
+    banned = dict.fromkeys((0, 1, 2), -math.inf)
+    chooser = sampler(logit_bias={**banned, 3: -1e308}, repetition_penalty=100)
+    chooser.observe([3])
+    assert chooser.sample(LOGITS) == 3
+
+
+def test_bias_of_an_id_beyond_every_integer_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match="below 4, found 100000000000000000000"):
+        sampler(logit_bias={10**20: 1.0})
+
+
 def test_top_k_keeps_exactly_k_and_lower_ids_on_ties() -> None:
     assert kept(top_k=3) == [0, 1, 2]
 
