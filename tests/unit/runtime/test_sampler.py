@@ -60,7 +60,7 @@ def test_bias_and_penalty_beyond_float64_keep_their_order() -> None:
     chooser = sampler(logit_bias={0: -1e308, 1: -math.inf, 2: 1e308}, repetition_penalty=1e-3)
     chooser.observe([0, 1, 2])
     np.testing.assert_array_equal(chooser.probabilities(LOGITS), [0, 0, 1, 0])
-    lowered = sampler(logit_bias={i: -1e308 for i in range(3)}, repetition_penalty=100)
+    lowered = sampler(logit_bias=dict.fromkeys(range(3), -1e308), repetition_penalty=100)
     lowered.observe([0, 1, 2])
     np.testing.assert_array_equal(lowered.probabilities(LOGITS), [0, 0, 0, 1])
 
