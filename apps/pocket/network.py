@@ -55,8 +55,9 @@ class Mode:
 
     dtype: torch.dtype = torch.float32
     """Of products; everything else is float32."""
-    selection: Literal["dense", "sparse"] = "sparse"
-    """Attend to all visible compressed rows, or to those that the indexer selects."""
+    selection: Literal["dense", "sparse", "random"] = "sparse"
+    """Attend to all visible compressed rows, to those that the indexer selects, or (to show that
+    it matters) to as many drawn by lot."""
     is_quantised: bool = False
     """Round experts, rows and index keys as the shipped model stores them."""
     expert_path: ExpertPath = "loop"
@@ -318,13 +319,15 @@ class Network:
         keys = self._rows(x, f"{place}.compressor", plan, batch)
         if batch.mode.is_quantised:
             queries, keys = fake_quant.fp4_index(queries), fake_quant.fp4_index(keys)
+        if batch.mode.selection == "random":
+            queries, keys = torch.randn_like(queries), torch.randn_like(keys)
         chunks = (size, length // self.config.window, self.config.window, self.config.index_heads)
         return IndexFeatures(
             queries=queries.view(*chunks, -1),
             keys=keys,
             weights=weights.view(chunks),
             topk=self.config.index_topk,
-            is_sparse=batch.mode.selection == "sparse",
+            is_sparse=batch.mode.selection != "dense",
         )
 
     def _moe(self, x: Tensor, place: str, plan: LayerPlan, batch: Sequences) -> Tensor:
