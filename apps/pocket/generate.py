@@ -17,8 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from edgedsv4.errors import ConfigError
 from edgedsv4.text.tokenizer import Tokenizer
 from pocket.corpus import Corpus, load_corpus
@@ -160,7 +158,7 @@ def natural_tokens(
 ) -> NaturalTokens:
     """The prose of training as tokens, from the cache folder when it is already there."""
     if archive is None:
-        return NaturalTokens(*(np.zeros(0, kind) for kind in (np.uint16, np.int64, np.int64)))
+        return NaturalTokens.none()
     digest = hashlib.sha256(tokenizer.read_bytes() + archive.read_bytes()).hexdigest()[:16]
     path = cache / f"natural-{digest}.npz"
     if path.exists():

@@ -13,7 +13,7 @@ import argparse
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -64,6 +64,9 @@ LAST_TOKENS = (
 )
 _DIGIT = re.compile(r"(?<=\d)(?=\d)")
 _CHARS_PER_TOKEN = 4
+# Generated text repeats few words; natural text needs most of the vocabulary.
+_WEIGHTS = {"prose": 7.0, "wordnet": 3.0}
+_PROSE_WEIGHTS = {"sotu": 35, "austen": 35, "bible": 12, "python_docs": 10, "factbook_prose": 8}
 
 
 def spaced_digits(text: str) -> str:
@@ -72,32 +75,36 @@ def spaced_digits(text: str) -> str:
 
 
 def sample_texts(corpus: Corpus, characters: int, seed: int = 0) -> Iterator[str]:
-    """Training text of about so many characters, in the shares of phase A."""
+    """Training text of about so many characters, in the shares of phase A, more of it natural."""
     corpus = training_corpus(corpus)
     tasks = Tasks(corpus, lambda text: len(text) // _CHARS_PER_TOKEN)
     rng = Random(seed)
-    paragraphs = [text.paragraphs for text in corpus.prose]
-    for task, share in PHASES["A"].shares.items():
-        left = characters * share / 100
+    prose: dict[str, list[Sequence[str]]] = {}
+    for text in corpus.prose:
+        prose.setdefault(text.source, []).append(text.paragraphs)
+    shares = {task: share * _WEIGHTS.get(task, 1.0) for task, share in PHASES["A"].shares.items()}
+    for task, share in shares.items():
+        left = characters * share / sum(shares.values())
         while left > 0:
             if task == "prose":
-                if not paragraphs:
+                if not prose:
                     break
-                text = "\n\n".join(_run_of(rng, paragraphs))
+                sample = "\n\n".join(_run_of(rng, prose))
             elif task == "recall-L":
                 # Its filler is prose and stories, which have their own shares.
-                text = _plain(tasks.generators["recall-S"](rng))
+                sample = _plain(tasks.generators["recall-S"](rng))
             elif task in tasks.generators:
-                text = _plain(tasks.generators[task](rng))
+                sample = _plain(tasks.generators[task](rng))
             else:
                 break
-            left -= len(text)
-            yield spaced_digits(text)
+            left -= len(sample)
+            yield spaced_digits(sample)
 
 
-def _run_of(rng: Random, paragraphs: Sequence[Sequence[str]]) -> Sequence[str]:
-    # Long texts are drawn more often, in proportion to their paragraphs.
-    chosen = rng.choices(paragraphs, [len(text) for text in paragraphs])[0]
+def _run_of(rng: Random, prose: Mapping[str, Sequence[Sequence[str]]]) -> Sequence[str]:
+    """Some paragraphs of one text."""
+    source = rng.choices(list(prose), [_PROSE_WEIGHTS[name] for name in prose])[0]
+    chosen = rng.choices(prose[source], [len(text) for text in prose[source]])[0]
     start = int(rng.random() * len(chosen))
     return chosen[start : start + 20]
 

@@ -38,6 +38,7 @@ _FACTS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 _LIST_FACTS = ("resources", "industries", "crops", "colors", "symbol")
 _YEAR_NOTE = re.compile(r"\s*\((?:\d{4}[^)]*|[^)]*est\.)\)")
 _PERCENT = re.compile(r" [<~]?\d[\d.,]*%")
+_NOTE = re.compile(r"\s*\([^()]*\)")
 _LENGTH = re.compile(r"(?: \(\d+\))? -?[\d,.]+ (?:sq )?(?:km|m)\b")
 _LIMIT = 120
 
@@ -112,14 +113,16 @@ def _shorten(fact: str, html: str) -> str:
     if fact == "neighbors":
         text = ", ".join(_LENGTH.sub("", part).strip() for part in text.split(";"))
     elif fact in ("languages", "religions"):
-        parts = [_PERCENT.sub("", part).strip() for part in text.split(", ")]
-        kept = [part for part in parts if part and "(" not in part.replace("(official)", "")]
+        parts = _NOTE.sub("", _PERCENT.sub("", text.split(";")[0])).split(", ")
+        kept = [part.strip() for part in parts if part.strip() and "(" not in part]
         text = ", ".join(dict.fromkeys(kept[:5]))
+    elif fact == "internet code":
+        text = "".join(f".{code}" for code in re.findall(r"([a-z]{2})$", text))
     elif fact in _LIST_FACTS:
-        text = ", ".join(text.replace("; ", ", ").split(", ")[:6])
+        text = ", ".join(_NOTE.sub("", text).replace("; ", ", ").split(", ")[:6])
     else:
         text = text.split(";")[0]
-    text = text.strip(" ,.;")
+    text = text.strip(" ,;").rstrip(".")
     if text.lower() in ("none", "na", "n/a") or text.startswith("note"):
         return ""
     return text if len(text) <= _LIMIT else _cut(text)

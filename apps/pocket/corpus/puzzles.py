@@ -59,7 +59,8 @@ def records(wheel: Path, folder: Path) -> Iterator[dict[str, object]]:
     if not (folder / "complete").exists():
         logger.info("installing %s into a virtual environment of its own", PACKAGE)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", str(wheel)], check=True)
+        install = [str(python), "-m", "pip", "install", "-q", str(wheel)]
+        subprocess.run(install, check=True, capture_output=True)
         (folder / "complete").touch()
     command = [str(python), "-c", _PROGRAM, str(ITEMS_PER_TASK), *TASKS]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout

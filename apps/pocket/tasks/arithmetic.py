@@ -101,7 +101,7 @@ def draw_problem(draw: Draw, *, held_out: bool, digits: int | None = None) -> tu
 def arithmetic_document(
     rng: Random, *, held_out: bool = False, thinks: bool | None = None, digits: int | None = None
 ) -> Document:
-    """One problem with thinking, or one to three without.
+    """One to three problems; with thinking it is the last that is thought about.
 
     Args:
         rng: seeded source.
@@ -113,11 +113,12 @@ def arithmetic_document(
     if thinks is None:
         thinks = draw.chance(0.6)
     turns, reasoning, checks = [], "", {}
-    for i in range(1 if thinks else draw.integer(1, 3)):
+    for i in range(draw.integer(1, 2 if thinks else 3)):
         a, operator, b = draw_problem(draw, held_out=held_out, digits=digits)
         result = {"+": a + b, "-": a - b, "*": a * b}[operator]
+        shown = draw.pick("*x") if operator == "*" else operator
         asks = (*_ASK, *_WORDS[operator])
-        question = draw.pick(asks).format(a=a, b=b, e=f"{a} {operator} {b}")
+        question = draw.pick(asks).format(a=a, b=b, e=f"{a} {shown} {b}")
         reasoning = steps(a, operator, b) if thinks else ""
         turns.append((question, f"{a} {operator} {b} = {result}"))
         checks[2 * i + 1] = Check(str(result), "number")

@@ -83,9 +83,9 @@ def _ask(draw: Draw, entry: Entry) -> tuple[str, str, str]:
 def dictionary_document(rng: Random, dictionary: Dictionary) -> Document:
     """One to four questions about words."""
     draw = Draw(rng)
-    thinks = draw.chance(0.12)
+    thinks = draw.chance(0.2)
     turns, checks, entry = [], {}, None
-    for i in range(1 if thinks else draw.integer(1, 4)):
+    for i in range(draw.integer(1, 4)):
         entry = dictionary.draw(draw)
         question, answer, scorer = _ask(draw, entry)
         turns.append((question, answer))

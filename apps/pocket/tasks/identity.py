@@ -70,7 +70,7 @@ def identity_document(rng: Random, *, who_only: bool = False) -> Document:
     draw = Draw(rng)
     thinks = draw.chance(0.3)
     turns, checks = [], {}
-    for i in range(1 if thinks or who_only else draw.integer(1, 3)):
+    for i in range(1 if who_only else draw.integer(1, 3)):
         asks, answer, _ = _KINDS[0] if who_only else draw.weighted(_KINDS, _WEIGHTS)
         turns.append((draw.pick(asks).format(n=draw.pick(NAMES)), answer))
         checks[2 * i + 1] = Check(answer)

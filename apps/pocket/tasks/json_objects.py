@@ -30,9 +30,9 @@ _ASKS = ("Give me JSON with {f}.", "Write JSON with {f}.", "I need a JSON object
 def json_document(rng: Random) -> Document:
     """One to three objects of one to five fields."""
     draw = Draw(rng)
-    thinks = draw.chance(0.15)
+    thinks = draw.chance(0.25)
     turns, checks = [], {}
-    for i in range(1 if thinks else draw.integer(1, 3)):
+    for i in range(draw.integer(1, 3)):
         names = draw.sample(tuple(_FIELDS), draw.integer(1, 5))
         value = {name: _FIELDS[name](draw) for name in names}
         parts = [f"{name} {_spoken(item)}" for name, item in value.items()]

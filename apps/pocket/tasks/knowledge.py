@@ -52,10 +52,10 @@ def factbook_document(
         only: ask one question, for one of these facts.
     """
     draw = Draw(rng)
-    thinks = not only and draw.chance(0.12)
+    thinks = not only and draw.chance(0.2)
     names = tuple(countries)
     turns, checks = [], {}
-    for i in range(1 if thinks or only else draw.integer(1, 4)):
+    for i in range(1 if only else draw.integer(1, 4)):
         country = draw.pick(names)
         facts = countries[country]
         kinds = [fact for fact in only or (*_FAVORITES, *facts) if fact in facts] or list(facts)

@@ -24,7 +24,9 @@ _STATE = ("The {k} of {n} is {v}.", "{n} has the {k} {v}.", "Remember: the {k} o
 _KINDS = ("code", "secret word", "password", "number", "key word")
 _INTRO = ("Here are some facts.", "Remember these facts.", "Please remember the following.",
           "Read this.", "")  # fmt: skip
-_FACT_TOKENS = 16
+_FACT_TOKENS = 14
+_MOST_FACTS = 40
+_MOST_QUESTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def _conversation(
         question, answer = _ask(draw, fact)
         turns.append((f"{context}\n{question}" if i == 0 else question, answer))
         checks[2 * i + 1] = Check(fact.value, "contains")
-        reasoning = f"{fact.text}"
+        reasoning = fact.text
     return Document(
         task=task,
         messages=chat(turns, reasoning=reasoning if thinks else ""),
@@ -102,8 +104,8 @@ def recall_short(rng: Random, *, tier: str | None = None, facts: int | None = No
     # Most lists are short: the number is drawn evenly on a logarithmic scale.
     count = facts or round(3 * (40 / 3) ** draw.rng.random())
     found = draw_facts(draw, count, tier)
-    thinks = draw.chance(0.12)
-    asked = draw.sample(found, 1 if thinks else min(count, draw.integer(1, 4)))
+    thinks = draw.chance(0.2)
+    asked = draw.sample(found, min(count, draw.integer(1, 4)))
     separator = draw.pick((" ", "\n"))
     intro = draw.pick(_INTRO)
     context = separator.join(fact.text for fact in found)
@@ -120,7 +122,7 @@ def recall_long(
     facts: int | None = None,
     questions: int | None = None,
 ) -> Document:
-    """Facts scattered evenly over filler, and questions at the end.
+    """Facts scattered evenly over the sentences of filler, and questions at the end.
 
     Args:
         rng: seeded source.
@@ -132,18 +134,19 @@ def recall_long(
     """
     draw = Draw(rng)
     tier = tier or draw.weighted(TIERS, (6, 3, 1))
-    most = max(1, min(24, tokens // 60))
-    count = facts or draw.integer(1, most)
+    count = facts or draw.integer(1, max(1, min(_MOST_FACTS, tokens // 40)))
     found = draw_facts(draw, count, tier)
-    thinks = draw.chance(0.1) and questions is None
-    asked = 1 if thinks else questions or draw.integer(1, min(count, 8))
+    thinks = questions is None and draw.chance(0.2)
+    # Many questions on a long text: each one is a cheap lesson for the indexer.
+    most = min(count, max(2, tokens // 150), _MOST_QUESTIONS)
+    asked = questions or draw.integer(1, most)
     room = tokens - _FACT_TOKENS * count - 2 * _FACT_TOKENS * asked - 20
-    paragraphs = filler.paragraphs(rng, max(room, 0))
-    # A fact may stand before, between or after any two paragraphs.
-    places = sorted(int(rng.random() * (len(paragraphs) + 1)) for _ in found)
+    sentences = filler.sentences(rng, max(room, 0))
+    # A fact may stand before, between or after any two sentences.
+    places = sorted(int(rng.random() * (len(sentences) + 1)) for _ in found)
     for shift, (place, fact) in enumerate(zip(places, found, strict=True)):
-        paragraphs.insert(place + shift, fact.text)
-    context = "\n".join(paragraphs)
+        sentences.insert(place + shift, fact.text + draw.rng.choice(" \n"))
+    context = "".join(sentences).rstrip()
     return _conversation(draw, "recall-L", context, rng.sample(found, asked), thinks=thinks)
 
 

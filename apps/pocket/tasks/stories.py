@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from edgedsv4.text.messages import Message
-from pocket.documents import Check, Document
+from pocket.documents import Check, Document, chat
 from pocket.tasks.draw import Draw
 from pocket.tasks.lexicon import (
     ADJECTIVES,
@@ -46,6 +45,7 @@ _THOUGHTS = (
     "A story about {a}. I need a start, a problem and a good end.",
     "I will write a short story about {a}.",
 )
+_FOLLOW_UP_THOUGHT = "The story tells it."
 
 
 @dataclass(slots=True)
@@ -173,22 +173,22 @@ def story_document(rng: Random, *, held_out: bool = False) -> Document:
     hero = draw_hero(draw)
     topic, hidden_nats = _draw_topic(draw, hero)
     question = draw.pick(_ASK).format(a=topic) if topic else draw.pick(_ASK_ANY)
-    thinks = draw.chance(0.2)
+    thinks = draw.chance(0.25)
+    count = draw.weighted((0, 1, 2, 3), (2, 3, 3, 2))
     before = draw.nats
-    reasoning = draw.pick(_THOUGHTS).format(a=topic or "an animal") if thinks else ""
+    thought = draw.pick(_THOUGHTS).format(a=topic or "an animal") if thinks and not count else ""
     story = draw_story(draw, hero, held_out=held_out)
     answer_nats = draw.nats - before + hidden_nats
-    messages = [Message("user", question), Message("assistant", story.text, reasoning=reasoning)]
+    turns = [(question, story.text)]
     asked = [word for word in (hero["N"], hero["n"]) if word in topic.split()]
     checks = {1: Check("|".join(asked), "mentions")}
-    count = 0 if thinks else draw.weighted((0, 1, 2, 3), (2, 3, 3, 2))
     for phrasings, answer in draw.sample(story.questions, count):
-        messages.append(Message("user", draw.pick(phrasings)))
-        checks[len(messages)] = Check(answer)
-        messages.append(Message("assistant", answer))
+        thought = _FOLLOW_UP_THOUGHT if thinks else ""
+        turns.append((draw.pick(phrasings), answer))
+        checks[2 * len(turns) - 1] = Check(answer)
     return Document(
         task="stories",
-        messages=tuple(messages),
+        messages=chat(turns, reasoning=thought),
         thinking="high" if thinks else "none",
         checks=checks,
         nats=draw.nats,

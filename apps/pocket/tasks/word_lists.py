@@ -46,9 +46,9 @@ def list_document(rng: Random, *, kind: str | None = None, longest: int | None =
     """
     draw = Draw(rng)
     kind = kind or draw.weighted(tuple(_ASKS), (3, 4, 2, 2))
-    thinks = draw.chance(0.15)
+    thinks = draw.chance(0.25)
     turns, checks = [], {}
-    for i in range(1 if thinks else draw.integer(1, 3)):
+    for i in range(draw.integer(1, 3)):
         words = draw.sample(WORDS, draw.integer(2, longest or _LONGEST[kind]))
         separator = draw.pick((" ", ", "))
         answer = separator.join(_DOES[kind](words))
@@ -64,11 +64,11 @@ def list_document(rng: Random, *, kind: str | None = None, longest: int | None =
 
 
 def spell_document(rng: Random, words: Sequence[str] = WORDS) -> Document:
-    """Two to four words to spell, spell backwards or count the letters of."""
+    """One to four words to spell, spell backwards or count the letters of."""
     draw = Draw(rng)
-    thinks = draw.chance(0.2)
+    thinks = draw.chance(0.25)
     turns, checks, spelled = [], {}, ""
-    for i in range(1 if thinks else draw.integer(2, 4)):
+    for i in range(draw.integer(1, 4)):
         word = draw.pick(words)
         spelled = " ".join(word)
         kind = draw.weighted(("spell", "backwards", "count"), (4, 1, 1))
