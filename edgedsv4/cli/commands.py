@@ -61,7 +61,7 @@ THINK = Flag(
     names=("--think",),
     metavar="MODE",
     parse=parse_think,
-    help="none, low, high, max or 1..100; which ones exist depends on the model",
+    help="none, low, high (if left out), max or 1..100; which ones exist depends on the model",
 )
 SYSTEM = Flag(names=("--system",), metavar="TEXT", help="system message")
 SPECIAL = Flag(names=("--special",), help="text of control tokens becomes those tokens")
@@ -191,6 +191,11 @@ COMMANDS = (
 )
 
 
+def sentence(text: str) -> str:
+    """The text with a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."
+
+
 class _Parser(argparse.ArgumentParser):
     """An argparse parser that tells of wrong use in one line."""
 
@@ -208,7 +213,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub = subparsers.add_parser(
             command.name,
             help=command.help,
-            description=f"{command.help}. {command.note}".replace("%", "%%"),
+            description=f"{sentence(command.help)} {command.note}".replace("%", "%%"),
             allow_abbrev=False,
         )
         for flag in command.flags:

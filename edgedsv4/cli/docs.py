@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from edgedsv4.cli import repl
-from edgedsv4.cli.commands import COMMANDS, SUMMARY, Command
+from edgedsv4.cli.commands import COMMANDS, SUMMARY, Command, sentence
 from edgedsv4.cli.flags import ENGINE_FLAGS, SAMPLING_FLAGS, Flag, field_default, show_default
 
 _HEAD = f"""# The `edgedsv4` command
@@ -39,7 +39,7 @@ def cli_document() -> str:
 def _command(command: Command) -> str:
     own = [flag for flag in command.flags if flag not in (*SAMPLING_FLAGS, *ENGINE_FLAGS)]
     shared = [flag for flag in command.flags if flag not in own]
-    lines = [f"## edgedsv4 {command.name}", "", f"{_sentence(command.help)} {command.note}".strip()]
+    lines = [f"## edgedsv4 {command.name}", "", f"{sentence(command.help)} {command.note}".strip()]
     lines += ["", *(_row(flag) for flag in own)]
     if set(ENGINE_FLAGS) <= set(shared):
         groups = "Sampling options and engine" if set(SAMPLING_FLAGS) <= set(shared) else "Engine"
@@ -69,10 +69,6 @@ def _slash_commands() -> str:
         for name, entry in repl.COMMANDS.items()
     )
     return "\n".join(["## Commands inside `edgedsv4 chat`", "", *rows, ""])
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 if __name__ == "__main__":

@@ -153,8 +153,20 @@ def _option(
 
 ENGINE_FLAGS = (
     _option("--device", "device", "NAME", None, "auto, cpu, or a torch device such as cuda:0"),
-    _option("--ctx", "context", "N", parse_whole, "tokens one session can hold"),
-    _option("--threads", "threads", "N", parse_whole, "CPU threads"),
+    _option(
+        "--ctx",
+        "context",
+        "N",
+        parse_whole,
+        "tokens one session can hold; if left out, what model and memory allow, at most 32,768",
+    ),
+    _option(
+        "--threads",
+        "threads",
+        "N",
+        parse_whole,
+        "CPU threads; if left out, one per physical core, or one in all for a tiny model",
+    ),
     _option(
         "--profile",
         "profile",
@@ -166,8 +178,20 @@ ENGINE_FLAGS = (
     _option("--backend", "backend", "B", None, "which implementation computes", get_args(Backend)),
     _option("--dtype", "dtype", "T", None, "type the model computes in", get_args(Dtype)),
     _option("--chunk", "prefill_chunk", "N", parse_whole, "tokens evaluated at once in prefill"),
-    _option("--ram", "ram_bytes", "SIZE", parse_size, "memory budget, such as 64G"),
-    _option("--vram", "vram_bytes", "SIZE", parse_size, "memory budget on the device"),
+    _option(
+        "--ram",
+        "ram_bytes",
+        "SIZE",
+        parse_size,
+        "memory budget, such as 64G; if left out, what the machine has",
+    ),
+    _option(
+        "--vram",
+        "vram_bytes",
+        "SIZE",
+        parse_size,
+        "memory budget on the device; if left out, what is free",
+    ),
     _option(
         "--checkpoint-ram",
         "checkpoint_bytes",
@@ -187,19 +211,45 @@ SAMPLING_FLAGS = (
     _option("--top-k", "top_k", "N", parse_whole, "keep the N likeliest tokens; 0 keeps all"),
     _option("--top-p", "top_p", "X", parse_number, "keep the likeliest tokens that reach X"),
     _option("--min-p", "min_p", "X", parse_number, "drop tokens below X of the likeliest one"),
-    _option("--repeat-penalty", "repetition_penalty", "X", parse_number, "weakens tokens seen"),
-    _option("--presence-penalty", "presence_penalty", "X", parse_number, "once per token seen"),
-    _option("--frequency-penalty", "frequency_penalty", "X", parse_number, "per use of a token"),
+    _option(
+        "--repeat-penalty",
+        "repetition_penalty",
+        "X",
+        parse_number,
+        "weaken tokens seen before: divide positive logits by X, multiply negative ones",
+    ),
+    _option(
+        "--presence-penalty",
+        "presence_penalty",
+        "X",
+        parse_number,
+        "subtract X from the logit of each token generated before",
+    ),
+    _option(
+        "--frequency-penalty",
+        "frequency_penalty",
+        "X",
+        parse_number,
+        "subtract X from the logit of a token for each time it was generated",
+    ),
     Flag(
         names=("--logit-bias",),
         field="logit_bias",
         metavar="ID=V",
         parse=parse_bias,
-        help="adds V to the logit of a token; may be repeated",
+        help="add V to the logit of token ID, -inf bans it; may be repeated",
         repeat=True,
     ),
-    _option("--seed", "seed", "N", parse_whole, "the same seed gives the same text"),
-    _option("-n --max-tokens", "max_tokens", "N", parse_whole, "tokens to generate at most"),
+    _option(
+        "--seed", "seed", "N", parse_whole, "the same seed gives the same text; if left out, drawn"
+    ),
+    _option(
+        "-n --max-tokens",
+        "max_tokens",
+        "N",
+        parse_whole,
+        "tokens to generate at most; if left out, until the context is full",
+    ),
 )
 """One flag per field of `SamplingOptions`."""
 

@@ -222,7 +222,11 @@ COMMANDS = {
     "/reset": SlashCommand(Chat.reset, "forget the conversation"),
     "/retry": SlashCommand(Chat.retry, "another reply to the last message"),
     "/undo": SlashCommand(Chat.undo, "take the last exchange back"),
-    "/think": SlashCommand(Chat.think, "none, low, high, max or 1..100", "MODE"),
-    "/system": SlashCommand(Chat.set_system, "set the system message", "TEXT"),
+    "/think": SlashCommand(
+        Chat.think, "how much it thinks: none, low, high, max or 1..100", "MODE"
+    ),
+    "/system": SlashCommand(
+        Chat.set_system, "set the system message; without TEXT remove it", "TEXT"
+    ),
     "/stats": SlashCommand(Chat.stats, "tokens, speed and memory"),
 }
