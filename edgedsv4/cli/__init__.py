@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 
 from edgedsv4 import errors
 from edgedsv4.cli.commands import parse_arguments
-from edgedsv4.cli.terminal import Terminal, abandon_stdout, open_terminal
+from edgedsv4.cli.interrupt import INTERRUPTED, Terminated, ending_by_signals
+from edgedsv4.cli.terminal import Terminal, abandon, open_terminal
 
-DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, REFUSED = 0, 1, 2
 
 _REFUSALS = (
     errors.ConfigError,
@@ -36,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None takes those of the process.
 
     Returns:
-        0 done, 1 run-time failure, 2 wrong use or something refused, 130 interrupted.
+        0 done, 1 run-time failure, 2 wrong use or something refused, 130 interrupted; 128 + the
+        signal's number when the process was asked to end.
     """
     terminal = open_terminal()
     _show_warnings(terminal)
@@ -46,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = args.handler(args, terminal)
         return status
 
-    return _flushed(terminal, _exit_status(work, terminal))
+    with ending_by_signals():
+        return _flushed(terminal, _exit_status(work, terminal))
 
 
 def _flushed(terminal: Terminal, status: int) -> int:
@@ -54,9 +57,9 @@ def _flushed(terminal: Terminal, status: int) -> int:
     try:
         terminal.out.flush()
     except OSError as error:
-        abandon_stdout()
+        abandon(terminal.out)
         if status == DONE and not isinstance(error, BrokenPipeError):
-            terminal.note(f"edgedsv4: {_explain(error)}")
+            _tell(terminal, error)
         return status or FAILED
     return status
 
@@ -69,13 +72,23 @@ def _exit_status(work: Callable[[], int], terminal: Terminal) -> int:
         return leaving.code if isinstance(leaving.code, int) else REFUSED
     except (KeyboardInterrupt, errors.CancelledError):
         return INTERRUPTED
+    except Terminated as ending:
+        return ending.status
     except BrokenPipeError:  # the reader has seen enough
         return FAILED
     except Exception as error:  # noqa: BLE001  # the outer edge: a user must never see a traceback
         if os.environ.get(_TRACEBACK_VARIABLE):
             traceback.print_exc(file=sys.stderr)
-        terminal.note(f"edgedsv4: {_explain(error)}")
+        _tell(terminal, error)
         return REFUSED if isinstance(error, _REFUSALS) else FAILED
+
+
+def _tell(terminal: Terminal, error: Exception) -> None:
+    """Says why the command failed; where stderr is gone too, the exit status has to do."""
+    try:
+        terminal.note(f"edgedsv4: {_explain(error)}")
+    except OSError:
+        abandon(terminal.err)
 
 
 def _explain(error: Exception) -> str:

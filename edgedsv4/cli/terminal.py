@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TextIO
 
 _MUTED = "\x1b[2m"
@@ -112,15 +113,28 @@ class Terminal:
 
 def open_terminal() -> Terminal:
     """The terminal of this process, writing UTF-8 whatever the locale says."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     return Terminal(sys.stdout, sys.stderr, os.environ)
 
 
-def abandon_stdout() -> None:
-    """Points stdout at nothing, so that the interpreter's last flush cannot fail once more."""
+def _open_closed_streams() -> None:
+    """Opens nothing in place of standard streams the process was started without.
+
+    In this order each takes the lowest free descriptor, which is its own number; left free, it
+    would become that of the next file opened, and what a library prints would land there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nothing = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  # stays open
+            setattr(sys, name, nothing)
+
+
+def abandon(stream: TextIO) -> None:
+    """Points a stream at nothing, so that the interpreter's last flush cannot fail once more."""
     with contextlib.suppress(OSError, ValueError):
         sink = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(sink, sys.stdout.fileno())
+        os.dup2(sink, stream.fileno())
         os.close(sink)
