@@ -1,9 +1,8 @@
 """Writes GGUF files of any size: the header from shapes alone, then tensor data piece by piece.
 
-`gguf_write` collects tensors and therefore needs them all at once; here a tensor is made while it
-is written, so memory is bounded by one piece. Several files (parts of a split set, a model and its
-MTP block) appear together: each grows under a temporary name, and only when all are complete and
-synced are they renamed. A failure on the way, cancelling included, leaves nothing behind.
+A tensor is made while it is written, so memory is bounded by one piece. Several files (parts of a
+split set, a model and its MTP block) appear together; a failure on the way, cancelling included,
+leaves nothing behind. `gguf_write` is the same for tensors that are all in memory.
 
 Source: the GGUF specification, version 3; split keys and names as in the gguf-split tool of
 llama.cpp.
@@ -12,12 +11,9 @@ llama.cpp.
 from __future__ import annotations
 
 import errno
-import os
-import secrets
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -31,13 +27,15 @@ from edgedsv4.formats.gguf_encode import label_bytes, string_bytes, value_bytes
 from edgedsv4.formats.gguf_part import DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS
 from edgedsv4.formats.gguf_split import MAX_PARTS, part_name
 from edgedsv4.formats.gguf_values import MAX_KEY_BYTES, MAX_NAME_BYTES, GgufType, MetadataValue
+from edgedsv4.formats.whole_file import WholeFiles
 
 if TYPE_CHECKING:
     from edgedsv4.formats.block_types import BlockType
 
 _VERSION: Final = 3
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OWN_KEYS: Final = ("general.alignment", "split.no", "split.count", "split.tensors.count")
+OWN_KEYS: Final = ("general.alignment", "split.no", "split.count", "split.tensors.count")
+"""Keys that the writer sets itself."""
 
 Pieces = Callable[[], Iterable[npt.NDArray[np.uint8]]]
 """Makes the stored bytes of a tensor, in order, any number of contiguous uint8 arrays."""
@@ -79,14 +77,32 @@ class StreamedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class FilePart:
+    """One file of a set, ready to be written."""
+
     target: Path
-    header: bytes
+    entries: Sequence[bytes]
+    """Keys with their values, encoded."""
     tensors: Sequence[StreamedTensor]
+    alignment: int = DEFAULT_ALIGNMENT
 
     @property
     def nbytes(self) -> int:
-        return len(self.header) + sum(_padded(tensor.nbytes) for tensor in self.tensors)
+        """Bytes of the whole file."""
+        data = sum(_padded(tensor.nbytes, self.alignment) for tensor in self.tensors)
+        return len(self.header()) + data
+
+    def header(self) -> bytes:
+        """Everything before the tensor data, padding included."""
+        counts = struct.pack("<IQQ", _VERSION, len(self.tensors), len(self.entries))
+        header = bytearray(MAGIC + counts + b"".join(self.entries))
+        offset = 0
+        for tensor in self.tensors:
+            dims = tuple(reversed(tensor.shape))
+            header += string_bytes(tensor.name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+            header += struct.pack("<IQ", tensor.block_type.ggml_id, offset)
+            offset += _padded(tensor.nbytes, self.alignment)
+        return bytes(header).ljust(_padded(len(header), self.alignment), b"\0")
 
 
 def stream_gguf(
@@ -125,44 +141,43 @@ def stream_gguf(
                 needed_bytes=needed_bytes,
                 available_bytes=free,
             )
-    return _write_all(parts, needed_bytes, on_bytes or (lambda _: None))
+    return write_parts(parts, on_bytes)
 
 
-def _write_all(
-    parts: Sequence[_Part], needed_bytes: int, on_bytes: Callable[[int], None]
+def write_parts(
+    parts: Sequence[FilePart], on_bytes: Callable[[int], None] | None = None
 ) -> tuple[Path, ...]:
-    done: list[tuple[Path, Path]] = []
+    """Write files that appear together.
+
+    Args:
+        parts: the files; at least one.
+        on_bytes: as for `stream_gguf`.
+
+    Returns:
+        their paths, in order.
+
+    Raises:
+        As `stream_gguf`.
+    """
     try:
-        for part in parts:
-            name = f".{part.target.name[:40]}.{secrets.token_hex(6)}.partial"
-            temporary = part.target.with_name(name)
-            done.append((temporary, part.target))
-            with temporary.open("xb") as file:
-                _write_part(file, part, on_bytes)
-                file.flush()
-                os.fsync(file.fileno())
-        for temporary, target in done:
-            temporary.replace(target)
-        for directory in {target.absolute().parent for _, target in done}:
-            _sync_directory(directory)
+        with WholeFiles() as files:
+            for part in parts:
+                with files.create(part.target) as file:
+                    _write_part(file, part, on_bytes or (lambda _: None))
     except OSError as error:
         if error.errno not in _FULL:
             raise
         directory = parts[0].target.absolute().parent
         raise CapacityError(
             f"{directory}: the disk (or a quota) is full, nothing was written",
-            needed_bytes=needed_bytes,
+            needed_bytes=sum(part.nbytes for part in parts),
             available_bytes=shutil.disk_usage(directory).free,
         ) from error
-    finally:
-        for temporary, _ in done:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-    return tuple(target for _, target in done)
+    return tuple(part.target for part in parts)
 
 
-def _write_part(file: BinaryIO, part: _Part, on_bytes: Callable[[int], None]) -> None:
-    file.write(part.header)
+def _write_part(file: BinaryIO, part: FilePart, on_bytes: Callable[[int], None]) -> None:
+    file.write(part.header())
     for tensor in part.tensors:
         written = 0
         for piece in tensor.pieces():
@@ -174,36 +189,31 @@ def _write_part(file: BinaryIO, part: _Part, on_bytes: Callable[[int], None]) ->
                 f"tensor {tensor.name}: {list(tensor.shape)} of {tensor.block_type.name} is"
                 f" {tensor.nbytes:,} bytes, found {written:,}"
             )
-        file.write(bytes(_padded(written) - written))
+        file.write(bytes(_padded(written, part.alignment) - written))
 
 
-def _parts(file: StreamedFile, split_max_bytes: int | None) -> Iterator[_Part]:
+def _parts(file: StreamedFile, split_max_bytes: int | None) -> Iterator[FilePart]:
     """The files that one model becomes."""
     known: set[str] = set()
     for tensor in file.tensors:
-        _check_tensor(tensor)
+        check_tensor(tensor)
         if tensor.name in known:
             raise ConfigError(f"tensor {tensor.name!r} is set twice")
         known.add(tensor.name)
     groups = _groups(file.tensors, split_max_bytes)
-    entries = {entry.key: _entry_bytes(entry) for entry in file.metadata}
-    if len(entries) != len(file.metadata) or not entries.keys().isdisjoint(_OWN_KEYS):
+    entries = {entry.key: entry_bytes(entry) for entry in file.metadata}
+    if len(entries) != len(file.metadata) or not entries.keys().isdisjoint(OWN_KEYS):
         raise ConfigError("a metadata key is set twice, or is one that the writer sets itself")
     if len(groups) == 1:
-        yield _Part(file.path, _header(entries.values(), file.tensors), file.tensors)
+        yield FilePart(file.path, list(entries.values()), file.tensors)
         return
     if file.path.suffix != ".gguf":
         raise ConfigError(f"a model that is split needs a name ending in .gguf, found {file.path}")
     for number, tensors in enumerate(groups):
         keys = list(entries.values()) if number == 0 else []
-        for key, value, value_type in (
-            ("split.no", number, GgufType.U16),
-            ("split.count", len(groups), GgufType.U16),
-            ("split.tensors.count", len(file.tensors), GgufType.I32),
-        ):
-            keys.append(_entry_bytes(MetadataEntry(key, value, value_type)))
+        keys += split_entries(number, len(groups), len(file.tensors))
         target = file.path.with_name(part_name(file.path.stem, number + 1, len(groups)))
-        yield _Part(target, _header(keys, tensors), tensors)
+        yield FilePart(target, keys, tensors)
 
 
 def _groups(
@@ -215,7 +225,7 @@ def _groups(
     groups: list[list[StreamedTensor]] = [[]]
     filled = 0
     for tensor in tensors:
-        size = _padded(tensor.nbytes)
+        size = _padded(tensor.nbytes, DEFAULT_ALIGNMENT)
         if split_max_bytes is not None and groups[-1] and filled + size > split_max_bytes:
             groups.append([])
             filled = 0
@@ -229,7 +239,22 @@ def _groups(
     return groups
 
 
-def _entry_bytes(entry: MetadataEntry) -> bytes:
+def split_entries(number: int, count: int, tensors: int) -> list[bytes]:
+    """Keys of part `number` (from 0) of a set of `count` files with `tensors` tensors in all."""
+    values = (
+        MetadataEntry("split.no", number, GgufType.U16),
+        MetadataEntry("split.count", count, GgufType.U16),
+        MetadataEntry("split.tensors.count", tensors, GgufType.I32),
+    )
+    return [entry_bytes(entry) for entry in values]
+
+
+def entry_bytes(entry: MetadataEntry) -> bytes:
+    """Encode one key with its value.
+
+    Raises:
+        ConfigError: if the key is invalid, or the value does not fit the type.
+    """
     label_bytes(entry.key, "key", MAX_KEY_BYTES)
     try:
         return string_bytes(entry.key) + value_bytes(entry.value, entry.value_type)
@@ -239,21 +264,13 @@ def _entry_bytes(entry: MetadataEntry) -> bytes:
         ) from error
 
 
-def _header(entries: Iterable[bytes], tensors: Sequence[StreamedTensor]) -> bytes:
-    """Everything before the tensor data, padding included."""
-    keys = list(entries)
-    header = bytearray(MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(keys)))
-    header += b"".join(keys)
-    offset = 0
-    for tensor in tensors:
-        dims = tuple(reversed(tensor.shape))
-        header += string_bytes(tensor.name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
-        header += struct.pack("<IQ", tensor.block_type.ggml_id, offset)
-        offset += _padded(tensor.nbytes)
-    return bytes(header) + bytes(_padded(len(header)) - len(header))
+def check_tensor(tensor: StreamedTensor) -> None:
+    """Raise if GGUF cannot hold a tensor of this name, shape and type.
 
-
-def _check_tensor(tensor: StreamedTensor) -> None:
+    Raises:
+        ConfigError: for its name or type.
+        ShapeError: for its shape.
+    """
     label_bytes(tensor.name, "tensor name", MAX_NAME_BYTES)
     if tensor.block_type.ggml_id is None:
         raise ConfigError(f"tensor {tensor.name}: GGUF has no type {tensor.block_type.name}")
@@ -271,19 +288,7 @@ def _check_tensor(tensor: StreamedTensor) -> None:
 def _check_targets(targets: Sequence[Path]) -> None:
     if len(set(targets)) != len(targets):
         raise ConfigError("two files to be written have the same path")
-    for target in targets:
-        if target.is_dir():
-            raise ConfigError(f"{target}: expected a file name, found a directory")
 
 
-def _sync_directory(directory: Path) -> None:
-    """Make renames durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _padded(nbytes: int) -> int:
-    return nbytes + -nbytes % DEFAULT_ALIGNMENT
+def _padded(nbytes: int, alignment: int) -> int:
+    return nbytes + -nbytes % alignment

@@ -1,57 +1,34 @@
-"""Writes GGUF files: one file, or a split set with a limited number of tensors per part.
+"""Writes GGUF files from tensors in memory: one file, or a split set with so many per part.
 
-Everything is collected and checked first; then each file is written under a temporary name beside
-its target, synced, and only when all are complete renamed into place. A failure on the way leaves
-neither halves nor temporaries behind. Source: the GGUF specification, version 3; split keys and
-names as in the gguf-split tool of llama.cpp.
+Everything is collected and checked first; `gguf_stream` then writes it, all files or none.
 """
 
 from __future__ import annotations
 
-import errno
-import shutil
-import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from edgedsv4.errors import CapacityError, ConfigError, ShapeError
-from edgedsv4.formats.gguf_encode import label_bytes, string_bytes, value_bytes
-from edgedsv4.formats.gguf_part import (
-    DEFAULT_ALIGNMENT,
-    MAGIC,
-    MAX_ALIGNMENT,
-    MAX_DIMS,
-)
+from edgedsv4.errors import ConfigError, ShapeError
+from edgedsv4.formats.gguf_part import DEFAULT_ALIGNMENT, MAX_ALIGNMENT
 from edgedsv4.formats.gguf_split import MAX_PARTS, part_name
-from edgedsv4.formats.gguf_values import (
-    MAX_KEY_BYTES,
-    MAX_NAME_BYTES,
-    GgufType,
-    MetadataValue,
+from edgedsv4.formats.gguf_stream import (
+    OWN_KEYS,
+    FilePart,
+    MetadataEntry,
+    StreamedTensor,
+    check_tensor,
+    entry_bytes,
+    split_entries,
+    write_parts,
 )
-from edgedsv4.formats.whole_file import WholeFiles
+from edgedsv4.formats.gguf_values import GgufType, MetadataValue
 
 if TYPE_CHECKING:
     from edgedsv4.formats.block_types import BlockType
-
-VERSION = 3
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OWN_KEYS = ("general.alignment", "split.no", "split.count", "split.tensors.count")
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """One tensor that waits to be written."""
-
-    name: str
-    shape: tuple[int, ...]
-    block_type: BlockType
-    data: memoryview
 
 
 class GgufWriter:
@@ -85,10 +62,11 @@ class GgufWriter:
         self.path = Path(path)
         self.alignment = alignment
         self.max_tensors = max_tensors
-        self._metadata: dict[str, bytes] = {}
-        self._tensors: dict[str, _Tensor] = {}
+        self._entries: dict[str, bytes] = {}
+        self._tensors: dict[str, StreamedTensor] = {}
         if alignment != DEFAULT_ALIGNMENT:
-            self._metadata["general.alignment"] = value_bytes(alignment, GgufType.U32)
+            entry = MetadataEntry("general.alignment", alignment, GgufType.U32)
+            self._entries[entry.key] = entry_bytes(entry)
 
     def add_metadata(self, key: str, value: MetadataValue, value_type: GgufType) -> None:
         """Add one key.
@@ -102,15 +80,9 @@ class GgufWriter:
         Raises:
             ConfigError: if the key is invalid or taken, or the value does not fit the type.
         """
-        if key in self._metadata or key in _OWN_KEYS:
+        if key in self._entries or key in OWN_KEYS:
             raise ConfigError(f"key {key!r} is already set")
-        label_bytes(key, "key", MAX_KEY_BYTES)
-        try:
-            self._metadata[key] = value_bytes(value, value_type)
-        except (struct.error, OverflowError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"the value of key {key!r} does not fit {value_type.name}: {error}"
-            ) from error
+        self._entries[key] = entry_bytes(MetadataEntry(key, value, value_type))
 
     def add_tensor(
         self,
@@ -134,17 +106,15 @@ class GgufWriter:
         """
         if name in self._tensors:
             raise ConfigError(f"tensor {name!r} is already set")
-        label_bytes(name, "tensor name", MAX_NAME_BYTES)
-        if block_type.ggml_id is None:
-            raise ConfigError(f"tensor {name}: GGUF has no type {block_type.name}")
         raw = _flat_bytes(name, data)
-        expected = _stored_bytes(name, tuple(shape), block_type)
-        if raw.nbytes != expected:
+        tensor = StreamedTensor(name, tuple(shape), block_type, lambda: (raw,))
+        check_tensor(tensor)
+        if raw.nbytes != tensor.nbytes:
             raise ShapeError(
-                f"tensor {name}: {list(shape)} of {block_type.name} is {expected:,} bytes,"
+                f"tensor {name}: {list(shape)} of {block_type.name} is {tensor.nbytes:,} bytes,"
                 f" found {raw.nbytes:,}"
             )
-        self._tensors[name] = _Tensor(name, tuple(shape), block_type, raw)
+        self._tensors[name] = tensor
 
     def write(self) -> tuple[Path, ...]:
         """Write everything.
@@ -158,94 +128,37 @@ class GgufWriter:
             ConfigError: if the set would have more than 65,535 parts, or a target is no file.
             OSError: if a file cannot be written for another reason.
         """
-        parts = self._parts()
-        try:
-            with WholeFiles() as files:
-                for target, metadata, tensors in parts:
-                    with files.create(target) as file:
-                        self._write_part(file, metadata, tensors)
-        except OSError as error:
-            if error.errno in _FULL:
-                raise self._disk_full() from error
-            raise
-        return tuple(target for target, _, _ in parts)
+        return write_parts(self._parts())
 
-    def _parts(self) -> list[tuple[Path, Mapping[str, bytes], list[_Tensor]]]:
-        """Target, metadata and tensors of each file."""
-        tensors = list(self._tensors.values())
+    def _parts(self) -> list[FilePart]:
+        entries, tensors = list(self._entries.values()), list(self._tensors.values())
         if self.max_tensors is None or len(tensors) <= self.max_tensors:
-            return [(self.path, self._metadata, tensors)]
+            return [FilePart(self.path, entries, tensors, self.alignment)]
         starts = range(0, len(tensors), self.max_tensors)
         count = len(starts)
         if count > MAX_PARTS:
             raise ConfigError(
                 f"max_tensors {self.max_tensors} makes {count:,} parts, more than {MAX_PARTS:,}"
             )
-        alignment = {k: v for k, v in self._metadata.items() if k == "general.alignment"}
-        prefix = self.path.stem
-        parts: list[tuple[Path, Mapping[str, bytes], list[_Tensor]]] = []
+        alignment = [entry for key, entry in self._entries.items() if key in OWN_KEYS]
+        parts = []
         for number, start in enumerate(starts):
-            split = {
-                "split.no": value_bytes(number, GgufType.U16),
-                "split.count": value_bytes(count, GgufType.U16),
-                "split.tensors.count": value_bytes(len(tensors), GgufType.I32),
-            }
-            own = self._metadata if number == 0 else alignment
-            target = self.path.with_name(part_name(prefix, number + 1, count))
-            parts.append((target, {**own, **split}, tensors[start : start + self.max_tensors]))
+            keys = [
+                *(entries if number == 0 else alignment),
+                *split_entries(number, count, len(tensors)),
+            ]
+            target = self.path.with_name(part_name(self.path.stem, number + 1, count))
+            chosen = tensors[start : start + self.max_tensors]
+            parts.append(FilePart(target, keys, chosen, self.alignment))
         return parts
-
-    def _write_part(
-        self, file: BinaryIO, metadata: Mapping[str, bytes], tensors: Sequence[_Tensor]
-    ) -> None:
-        header = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(metadata)))
-        for key, value in metadata.items():
-            header += string_bytes(key) + value
-        offset = 0
-        for tensor in tensors:
-            dims = tuple(reversed(tensor.shape))
-            header += string_bytes(tensor.name)
-            header += struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
-            header += struct.pack("<IQ", tensor.block_type.ggml_id, offset)
-            offset += tensor.data.nbytes + self._padding(tensor.data.nbytes)
-        file.write(header + bytes(self._padding(len(header))))
-        for tensor in tensors:
-            file.write(tensor.data)
-            file.write(bytes(self._padding(tensor.data.nbytes)))
-
-    def _padding(self, nbytes: int) -> int:
-        return -nbytes % self.alignment
-
-    def _disk_full(self) -> CapacityError:
-        needed = sum(t.data.nbytes for t in self._tensors.values())
-        free = shutil.disk_usage(self.path.absolute().parent).free
-        return CapacityError(
-            f"{self.path}: the disk (or a quota) is full, nothing was written",
-            needed_bytes=needed,
-            available_bytes=free,
-        )
 
 
 def _flat_bytes(
     name: str, data: npt.NDArray[np.generic] | bytes | bytearray | memoryview
-) -> memoryview:
+) -> npt.NDArray[np.uint8]:
     """The bytes of the data, without copying them."""
     if isinstance(data, np.ndarray):
         if not data.flags.c_contiguous:
             raise ShapeError(f"tensor {name}: the array is not contiguous")
-        return data.reshape(-1).view(np.uint8).data
-    return memoryview(data).cast("B")
-
-
-def _stored_bytes(name: str, shape: tuple[int, ...], block_type: BlockType) -> int:
-    if not 1 <= len(shape) <= MAX_DIMS or not all(0 < dim < 1 << 63 for dim in shape):
-        raise ShapeError(f"tensor {name}: expected 1..{MAX_DIMS} dims above 0, found {list(shape)}")
-    if shape[-1] % block_type.block_elements:
-        raise ShapeError(
-            f"tensor {name}: rows of {shape[-1]} elements, {block_type.name} needs a multiple of"
-            f" {block_type.block_elements}"
-        )
-    rows = 1
-    for dim in shape[:-1]:
-        rows *= dim
-    return rows * block_type.row_bytes(shape[-1])
+        return data.reshape(-1).view(np.uint8)
+    return np.asarray(memoryview(data).cast("B"))

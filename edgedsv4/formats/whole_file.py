@@ -36,7 +36,8 @@ class WholeFiles:
         """
         final = Path(os.path.realpath(target))
         if final.exists() and not final.is_file():
-            raise ConfigError(f"{target} is no regular file; name a file to write")
+            found = "a directory" if final.is_dir() else "a device, pipe or socket"
+            raise ConfigError(f"{target}: expected a file name, found {found}")
         name = f".{final.name[:40]}.{secrets.token_hex(6)}.partial"
         self._pending.append((final.with_name(name), final))
         with self._pending[-1][0].open("xb") as file:

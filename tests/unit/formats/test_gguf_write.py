@@ -322,7 +322,7 @@ except CapacityError as error:
         timeout=60,
         check=True,
     )
-    assert done.stdout == "1000000\n"
+    assert done.stdout == "1000064\n"  # with the header
     assert list(tmp_path.iterdir()) == []
 
 

@@ -71,17 +71,17 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(ConfigError, match="no regular file"), whole_file(pipe) as file:
+    with pytest.raises(ConfigError, match="found a device, pipe"), whole_file(pipe) as file:
         file.write(b"new")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 def test_a_device_is_not_replaced() -> None:
-    with pytest.raises(ConfigError, match="no regular file"), whole_file(Path("/dev/null")):
+    with pytest.raises(ConfigError, match="found a device, pipe"), whole_file(Path("/dev/null")):
         pass
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
 def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no regular file"), whole_file(tmp_path):
+    with pytest.raises(ConfigError, match="found a directory"), whole_file(tmp_path):
         pass
