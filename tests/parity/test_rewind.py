@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edgedsv4.model.model import Model
 
 POSITIONS = 300
+PER_TEST = 50
 AHEAD = 8
 TO_THE_END = (1, 3, 4, 63, 64, 127, 128, 129, 200, 291)
 
@@ -71,7 +72,7 @@ def advance(model: Model, cache: KvCache, ids: np.ndarray) -> None:
     model.forward(ids_tensor(ids), cache, logits="none")
 
 
-@pytest.mark.parametrize("start", range(0, POSITIONS, 100))
+@pytest.mark.parametrize("start", range(0, POSITIONS, PER_TEST))
 def test_rewind_to_every_position_restores_the_state(
     start: int, model: Model, token_ids: np.ndarray
 ) -> None:
@@ -79,7 +80,7 @@ def test_rewind_to_every_position_restores_the_state(
     straight, cache = model.new_cache(len(token_ids)), model.new_cache(2 * len(token_ids))
     advance(model, straight, token_ids[: start + AHEAD])
     advance(model, cache, token_ids[: start + 1])
-    for position in range(start + 1, start + 101):
+    for position in range(start + 1, start + PER_TEST + 1):
         beyond = (1, 8, 61, REWIND_TOKENS)[position % 4]
         advance(model, cache, others(token_ids, position, beyond, model.config.vocab_size))
         cache.rewind(position)
