@@ -92,9 +92,7 @@ def write_shards(
     return paths
 
 
-def _split(
-    tensors: Iterator[tuple[str, Tensor]], limit: int
-) -> Iterator[list[tuple[str, Tensor]]]:
+def _split(tensors: Iterator[tuple[str, Tensor]], limit: int) -> Iterator[list[tuple[str, Tensor]]]:
     shard: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in tensors:

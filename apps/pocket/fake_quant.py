@@ -37,7 +37,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _pass_through(x: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:
-    result: Tensor = _StraightThrough.apply(x, rounding)
+    result: Tensor = _StraightThrough.apply(x, rounding)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -85,7 +85,15 @@ def fp4_index(x: Tensor) -> Tensor:
     Returns:
         Same shape and dtype, transformed.
     """
-    return _pass_through(hadamard(x), _round_fp4)
+    return _pass_through(_transformed(x), _round_fp4)
+
+
+def _transformed(x: Tensor) -> Tensor:
+    """The Hadamard transform; on a GPU as one product, where seven passes over memory cost more."""
+    if not x.is_cuda:
+        return hadamard(x)
+    n = x.shape[-1]
+    return (x.float() @ hadamard(torch.eye(n, device=x.device))).to(x.dtype)
 
 
 def _round_fp4(x: Tensor) -> Tensor:

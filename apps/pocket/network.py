@@ -18,19 +18,18 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from edgedsv4.kernels.mhc import HyperConstants
-from edgedsv4.kernels.rms_norm import rms_norm
 from edgedsv4.kernels.rope import RopeTable, rope_frequencies, rope_table
 from edgedsv4.model.layer_plan import LayerPlan, RopePlan, draft_plan, layer_plans
 from pocket import fake_quant
 from pocket.losses import sequence_balance
 from pocket.pieces import (
     CompressorTensors,
+    DraftTensors,
     HyperTensors,
     Numbers,
     Pieces,
     QueryTensors,
     head_logits,
-    linear,
 )
 from pocket.training_attention import (
     PADDED,
@@ -93,9 +92,7 @@ class Sequences:
 class Network:
     """Trunk, head and MTP block of one model."""
 
-    def __init__(
-        self, config: ModelConfig, weights: Weights, pieces: Pieces | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, pieces: Pieces | None = None) -> None:
         self.config = config
         self.weights = dict(weights)
         self.pieces = pieces or Pieces()
@@ -108,9 +105,7 @@ class Network:
         """Where the weights are."""
         return self.weights["embed.weight"].device
 
-    def sequences(
-        self, tokens: Tensor, mode: Mode, *, has_document_mask: bool = True
-    ) -> Sequences:
+    def sequences(self, tokens: Tensor, mode: Mode, *, has_document_mask: bool = True) -> Sequences:
         """Pad a batch to whole chunks and find its documents.
 
         Args:
@@ -120,7 +115,7 @@ class Network:
         """
         documents = torch.zeros_like(tokens, dtype=torch.int32)
         if has_document_mask:
-            documents = (tokens == self.config.bos_id).cumsum(dim=1, dtype=torch.int32)
+            documents = tokens.eq(self.config.bos_id or 0).cumsum(dim=1, dtype=torch.int32)
         padding = -tokens.shape[1] % self.config.window
         return Sequences(
             functional.pad(tokens, (0, padding), value=self.config.pad_id or 0),
@@ -145,14 +140,16 @@ class Network:
             next_ids: [B, S] int64, the token after each position.
             batch: the same sequences.
         """
-        eps, dtype = self.config.rms_norm_eps, batch.mode.dtype
         weights = self.weights
         token = functional.embedding(next_ids.flatten(), weights["embed.weight"])
-        token = rms_norm(token, weights["mtp.0.enorm.weight"], eps)
-        token = linear(token, weights["mtp.0.e_proj.weight"], dtype)
-        hidden = rms_norm(streams, weights["mtp.0.hnorm.weight"], eps)
-        hidden = linear(hidden, weights["mtp.0.h_proj.weight"], dtype)
-        mixed = token.float()[:, None, :] + hidden.float()
+        tensors = DraftTensors(
+            enorm=weights["mtp.0.enorm.weight"],
+            hnorm=weights["mtp.0.hnorm.weight"],
+            e_proj=weights["mtp.0.e_proj.weight"],
+            h_proj=weights["mtp.0.h_proj.weight"],
+        )
+        numbers = self._numbers(batch.mode.dtype)
+        mixed = self.pieces.make_draft_streams(token, streams, tensors, numbers)
         return self._layer(mixed, "mtp.0", self.draft_plan, batch)
 
     def logits(self, streams: Tensor, *, is_draft: bool = False) -> Tensor:
@@ -361,10 +358,10 @@ class Network:
         return result
 
     def _experts(self, place: str, plan: LayerPlan, mode: Mode) -> ExpertStack:
-        stacks = [self.weights[f"{place}.experts.{part}"] for part in ("w1", "w3", "w2")]
+        w1, w3, w2 = (self.weights[f"{place}.experts.{part}"] for part in ("w1", "w3", "w2"))
         if mode.is_quantised:
-            stacks = [fake_quant.fp4_weights(stack) for stack in stacks]
-        return ExpertStack(*stacks, limit=plan.swiglu_limit)
+            w1, w3, w2 = (fake_quant.fp4_weights(stack) for stack in (w1, w3, w2))
+        return ExpertStack(w1, w3, w2, plan.swiglu_limit)
 
     def _hyper(self, place: str) -> HyperTensors:
         return HyperTensors(*(self.weights[f"{place}_{part}"] for part in ("fn", "base", "scale")))
@@ -372,9 +369,7 @@ class Network:
     def _numbers(self, dtype: torch.dtype) -> Numbers:
         config = self.config
         hyper = HyperConstants(config.hc_sinkhorn_iterations, config.hc_eps, config.rms_norm_eps)
-        return Numbers(
-            hyper, config.num_heads, config.output_groups, config.index_heads, dtype
-        )
+        return Numbers(hyper, config.num_heads, config.output_groups, config.index_heads, dtype)
 
     def _table(self, rope: RopePlan, sequences: int, count: int, stride: int) -> RopeTable:
         """Rotation of positions 0, stride, ... of `count` rows, repeated for every sequence."""

@@ -175,6 +175,26 @@ def shared_expert(
     return linear(swiglu(linear(x, w1, dtype), linear(x, w3, dtype), limit), w2, dtype).float()
 
 
+@dataclass(frozen=True)
+class DraftTensors:
+    """What the MTP block has in front of its layer."""
+
+    enorm: Tensor
+    hnorm: Tensor
+    e_proj: Tensor
+    h_proj: Tensor
+
+
+def make_draft_streams(
+    token: Tensor, streams: Tensor, tensors: DraftTensors, numbers: Numbers
+) -> Tensor:
+    """Streams [T, hc, D] for the MTP layer, of embeddings [T, D] and streams [T, hc, D]."""
+    eps, dtype = numbers.hyper.norm_eps, numbers.dtype
+    projected = linear(rms_norm(token, tensors.enorm, eps), tensors.e_proj, dtype)
+    hidden = linear(rms_norm(streams, tensors.hnorm, eps), tensors.h_proj, dtype)
+    return projected.float()[:, None, :] + hidden.float()
+
+
 def head_logits(
     streams: Tensor, hyper: HyperTensors, norm: Tensor, head: Tensor, numbers: Numbers
 ) -> Tensor:
@@ -216,6 +236,7 @@ class Pieces:
         self.route = self._piece(route)
         self.dense_experts = self._piece(dense_experts)
         self.shared_expert = self._piece(shared_expert)
+        self.make_draft_streams = self._piece(make_draft_streams)
         self.head_loss = self._piece(head_loss)
 
     def _piece(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -78,9 +78,7 @@ class Score:
         }
 
 
-def read_samples(
-    path: Path, tokenizer: Path, *, per_set: int, longest: int
-) -> list[Sample]:
+def read_samples(path: Path, tokenizer: Path, *, per_set: int, longest: int) -> list[Sample]:
     """The first documents of every set.
 
     Args:
@@ -237,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         samples = read_samples(
             args.validation, args.tokenizer, per_set=args.per_set, longest=args.longest
         )
+        samples = [sample for sample in samples if sample.set_name.startswith(args.sets)]
     except Dsv4Error as error:
         logger.error("%s", error)
         return 2
@@ -272,6 +271,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--per-set", type=int, default=200)
+    parser.add_argument("--sets", default="", help="only sets whose names start so")
     parser.add_argument("--longest", type=int, default=17000, help="tokens of a document")
     parser.add_argument("--selection", choices=["sparse", "dense", "random"], default="sparse")
     parser.add_argument("--quantised", action="store_true", help="round as the shipped model does")

@@ -61,6 +61,7 @@ def smoke(options: TrainOptions) -> list[dict[str, Any]]:
     device = _device(options.device)
     config = named_config(options.config_name)
     rows: list[dict[str, Any]] = []
+    options.out.mkdir(parents=True, exist_ok=True)
     check_gradients(config, options, device)
     for variant in _variants(options, device):
         try:
@@ -69,12 +70,11 @@ def smoke(options: TrainOptions) -> list[dict[str, Any]]:
             logger.warning("%s failed", variant, exc_info=True)
             row = {**vars(variant), "error": str(error)[:200]}
         rows.append(row)
+        text = json.dumps(rows, indent=1)
+        (options.out / "smoke.json").write_text(text + "\n", encoding="utf-8")
         logger.info("%s", row)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    options.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(rows, indent=1)
-    (options.out / "smoke.json").write_text(text + "\n", encoding="utf-8")
     for row in rows:
         logger.info(
             "%-2s %-5s %-8s %9s tokens/s  step %7s ms  first %6s s  peak %6s GB  loss %s",
@@ -94,10 +94,10 @@ def _variants(options: TrainOptions, device: torch.device) -> list[Variant]:
     chosen = choose_expert_path(options.expert_path, device)
     if device.type != "cuda":
         return [Variant(name, "off", chosen) for name in names]
-    rows = [Variant(names[0], "off", chosen), Variant(names[0], "auto", chosen)]
-    if chosen == "grouped":
-        rows.append(Variant(names[0], "auto", "dense"))
-    return rows + [Variant(name, "auto", chosen) for name in names[1:]]
+    # The most important first: whoever runs this may not wait for the end.
+    rows = [Variant(names[0], "auto", chosen), Variant(names[0], "off", chosen)]
+    rows += [Variant(name, "auto", chosen) for name in names[1:]]
+    return rows + ([Variant(names[0], "auto", "dense")] if chosen == "grouped" else [])
 
 
 def random_batch(config: ModelConfig, shape: tuple[int, int], seed: int) -> Batch:
@@ -110,7 +110,9 @@ def random_batch(config: ModelConfig, shape: tuple[int, int], seed: int) -> Batc
     return make_batch(codes, shape, TargetRule(prompt_weight=0.1), Position())
 
 
-def _fresh(config: ModelConfig, device: torch.device, mode: CompileMode) -> tuple[Optimizer, Network]:
+def _fresh(
+    config: ModelConfig, device: torch.device, mode: CompileMode
+) -> tuple[Optimizer, Network]:
     counts = np.ones(config.vocab_size, dtype=np.int64)
     tables = hash_tables(
         counts, config.num_experts, config.experts_per_token, config.num_hash_layers
@@ -120,7 +122,9 @@ def _fresh(config: ModelConfig, device: torch.device, mode: CompileMode) -> tupl
     return optimizer, Network(config, optimizer.weights, Pieces(mode))
 
 
-def _step_options(phase: Phase, variant: Variant, options: TrainOptions, device: torch.device) -> StepOptions:
+def _step_options(
+    phase: Phase, variant: Variant, options: TrainOptions, device: torch.device
+) -> StepOptions:
     is_gpu = device.type == "cuda"
     return StepOptions(
         mode=Mode(
@@ -130,7 +134,7 @@ def _step_options(phase: Phase, variant: Variant, options: TrainOptions, device:
             expert_path=variant.expert_path,
         ),
         rates=rates(RateOptions(), step=1000, warm_step=0, progress=phase.start + phase.width),
-        micro_tokens=min(options.micro_tokens, 16384 if phase.length > 4096 else 1 << 30),
+        micro_tokens=min(options.micro_tokens, 32768 if phase.length > 4096 else 1 << 30),
     )
 
 
@@ -186,7 +190,7 @@ def _time_variant(
         step(number)
     _wait(device)
     seconds = (time.monotonic() - begin) / count
-    if device.type == "cuda" and variant == _variants(options, device)[1]:
+    if device.type == "cuda" and variant == _variants(options, device)[0]:
         _profile(step, options.out)
     rows, length = phase.shape()
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
@@ -211,7 +215,6 @@ def _profile(step: Callable[[int], None], out: Path) -> None:
         averages.table(sort_by=key, row_limit=40, max_name_column_width=70)
         for key in ("self_cuda_time_total", "self_cpu_time_total")
     ]
-    out.mkdir(parents=True, exist_ok=True)
     (out / "profile.txt").write_text("\n\n".join(tables), encoding="utf-8")
 
 

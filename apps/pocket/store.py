@@ -172,9 +172,7 @@ class TargetRule:
     """Ids that are never a target: BOS and padding follow from nothing."""
 
 
-def make_batch(
-    codes: Codes, shape: tuple[int, int], rule: TargetRule, position: Position
-) -> Batch:
+def make_batch(codes: Codes, shape: tuple[int, int], rule: TargetRule, position: Position) -> Batch:
     """Cut B * S + 3 codes into sequences with their targets' weights.
 
     Args:

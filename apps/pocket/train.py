@@ -61,6 +61,9 @@ class TrainOptions:
     phases: str = "A,B,C,D"
     until: float | None = None
     """Seconds until the process must be done, saving included."""
+    whole: float | None = None
+    """Seconds that the whole run shall train, in however many processes; None shares out what this
+    process has among its phases."""
     steps: int | None = None
     """Steps of each phase, in place of a time."""
     stop_after: int | None = None
@@ -207,12 +210,18 @@ class Trainer:
         """The time left, shared out by the widths of the phases left."""
         if self.options.steps is not None:
             return Clock(steps=self.options.steps)
+        mine = left[0].width * (1 - done)
+        if self.options.whole is not None:
+            return Clock(seconds=self.options.whole * mine)
+        share = mine / (mine + sum(phase.width for phase in left[1:]))
+        return Clock(seconds=self._seconds_left() * share)
+
+    def _seconds_left(self) -> float:
+        """Until training must stop, so that there is time to save."""
         if self._deadline is None:
             raise ConfigError("train needs --until or --steps")
-        mine = left[0].width * (1 - done)
-        share = mine / (mine + sum(phase.width for phase in left[1:]))
-        reserve = 5.0 if self.device.type == "cuda" else 2.0
-        return Clock(seconds=(self._deadline - time.monotonic() - reserve) * share)
+        reserve = 8.0 if self.device.type == "cuda" else 1.0
+        return self._deadline - time.monotonic() - reserve
 
     def _train_phase(self, phase: Phase, left: Sequence[Phase]) -> bool:
         """Train until the phase's time is over; False if the run was stopped before."""
@@ -226,11 +235,17 @@ class Trainer:
                 if fraction >= 1:
                     return True
                 self._guarded_step(batch, phase, fraction)
-                if self._own_steps == self.options.stop_after:
+                if self._is_cut():
                     return False
         finally:
             loader.close()
         return True
+
+    def _is_cut(self) -> bool:
+        """Whether this process must stop, wherever the run is."""
+        if self._own_steps == self.options.stop_after:
+            return True
+        return self.options.steps is None and self._seconds_left() <= 0
 
     def _fraction(self, clock: Clock, done: float) -> float:
         if self.options.steps is not None:
@@ -288,8 +303,8 @@ class Trainer:
         options = StepOptions(
             mode=self.mode(phase),
             rates=now,
-            # One long sequence at a time: its scores alone fill some gigabytes.
-            micro_tokens=min(self.micro_tokens, max(16384, batch.length))
+            # The scores of one long sequence alone fill some gigabytes.
+            micro_tokens=min(self.micro_tokens, 32768)
             if batch.length > 4096
             else self.micro_tokens,
             has_document_mask=self.options.has_document_mask,
@@ -373,6 +388,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--store-dir", type=Path, required=True, help="directory of store-A, store-B, ...")
     add("--phase", default="A,B,C,D", help="phases to train, comma separated")
     add("--until", type=float, help="seconds until this process must be done")
+    add("--whole", type=float, help="seconds that the whole run shall train, over all processes")
     add("--steps", type=int, help="steps of each phase, in place of --until")
     add("--stop-after", type=int, help="stop after so many steps, to be resumed")
     add("--out", type=Path, required=True, help="for state.pt and train_log.jsonl")
@@ -402,6 +418,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out=args.out,
         phases=args.phase,
         until=args.until,
+        whole=args.whole,
         steps=args.steps,
         stop_after=args.stop_after,
         resume=args.resume,

@@ -168,7 +168,7 @@ def select(scores: Tensor, visible: Tensor, k: int) -> Tensor:
     above = masked > last
     level = masked == last
     room = k - above.sum(dim=-1, keepdim=True)
-    return (above | (level & (level.cumsum(dim=-1) <= room))) & visible
+    return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))) & visible
 
 
 def _window_scores(
@@ -216,12 +216,8 @@ def _weighted_compressed(weights: Tensor, rows: Tensor, dtype: torch.dtype) -> T
     return torch.matmul(flat, rows).view(batch, chunks, size, heads, -1).float()
 
 
-def query_block(
-    index: IndexFeatures | None, chunks: slice
-) -> IndexFeatures | None:
+def query_block(index: IndexFeatures | None, chunks: slice) -> IndexFeatures | None:
     """The features of some chunks of queries; the keys stay."""
     if index is None:
         return None
-    return replace(
-        index, queries=index.queries[:, chunks], weights=index.weights[:, chunks]
-    )
+    return replace(index, queries=index.queries[:, chunks], weights=index.weights[:, chunks])

@@ -112,7 +112,9 @@ def grouped_experts(x: Tensor, ids: Tensor, factors: Tensor, stack: ExpertStack)
 
 def _grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     matrices = weights.to(rows.dtype).transpose(-2, -1)
-    product: Tensor = functional.grouped_mm(rows, matrices, offs=ends)
+    # The public name came with torch 2.10; before, the same product had a private one.
+    multiply = getattr(functional, "grouped_mm", None) or torch._grouped_mm
+    product: Tensor = multiply(rows, matrices, offs=ends)
     return product
 
 
@@ -159,5 +161,5 @@ class _Permute(torch.autograd.Function):
 
 def permuted(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     """rows[order], for an `order` that is a permutation with this inverse."""
-    result: Tensor = _Permute.apply(rows, order, inverse)
+    result: Tensor = _Permute.apply(rows, order, inverse)  # type: ignore[no-untyped-call]
     return result
