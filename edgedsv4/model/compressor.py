@@ -65,6 +65,7 @@ def compress(
     )
     positions = torch.arange(finished.start, finished.stop, device=x.device) * plan.ratio
     rows = apply_rope(rows, step.table(plan.rope, positions), backend=step.backend)
+    step.watch(rows)
     if transform:
         rows = hadamard(rows, backend=step.backend)
     cache.rows.write(finished.start, rows)

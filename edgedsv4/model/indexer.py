@@ -61,6 +61,7 @@ def select_rows(
     queries = _queries(qr, weights, plan, step)
     head_weights = quant_matmul(x, weights.weights_proj, backend=step.backend)
     head_weights = head_weights * (step.config.index_dim * step.config.index_heads) ** -0.5
+    step.watch(head_weights)
     visible = (step.positions + 1) // plan.ratio
     return _best_rows(queries, head_weights, visible, cache.rows, plan, step)
 
@@ -71,6 +72,7 @@ def _queries(qr: Tensor, weights: IndexerWeights, plan: LayerPlan, step: Step) -
     q = quant_matmul(qr, weights.wq_b, backend=step.backend)
     q = q.view(step.count, config.index_heads, config.index_dim)
     q = apply_rope(q, step.query_table(plan.rope), backend=step.backend)
+    step.watch(q)
     if not step.is_quantized:
         return q
     flat = hadamard(q, backend=step.backend).flatten(0, 1)

@@ -198,6 +198,12 @@ class Model:
                 f"the hidden state became NaN or infinite at position {position}; the weights may"
                 " be damaged (open with verify=True to check them)"
             )
+        if not step.watched_are_finite():
+            raise NumericError(
+                f"a compressed row or index score became NaN or infinite at positions {step.start}"
+                f"..{step.stop - 1}; the weights may be damaged (open with verify=True to check"
+                " them)"
+            )
         return streams
 
     def _logits(

@@ -37,6 +37,8 @@ class Step:
     positions: Tensor = field(init=False)
     """[T] int64, absolute."""
     _tables: dict[RopePlan, RopeTable] = field(init=False, default_factory=dict)
+    _is_finite: list[Tensor] = field(init=False, default_factory=list)
+    """[] bool each."""
 
     def __post_init__(self) -> None:
         device = self.token_ids.device
@@ -51,6 +53,14 @@ class Step:
     def stop(self) -> int:
         """Position after the last token."""
         return self.start + self.count
+
+    def watch(self, values: Tensor) -> None:
+        """Remember whether values are finite that a selection or a rounding could hide."""
+        self._is_finite.append(torch.isfinite(values).all())
+
+    def watched_are_finite(self) -> bool:
+        """Whether everything watched was finite; waits for the device once."""
+        return not self._is_finite or bool(torch.stack(self._is_finite).all())
 
     @property
     def hyper_constants(self) -> HyperConstants:

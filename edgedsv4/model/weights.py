@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgedsv4.formats.faults import FaultList
 from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize, matrix_from_numpy
 from edgedsv4.model.bound_weights import BoundExperts, BoundTensor, BoundWeights
 from edgedsv4.model.weight_names import LayerTraits
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.formats.mapped_file import MappedFile
+
+
+_MAY_SWITCH_OFF = (".attn_sink", ".gate.bias")
+"""Ends of the roles in which -inf has a meaning: no sink, an expert that is never chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +235,8 @@ def load_weights(source: Checkpoint | BoundWeights) -> tuple[ModelWeights, Route
         the first part stay valid when the checkpoint is closed.
 
     Raises:
-        FormatError: the tensors do not fit the configuration (all faults are listed), or the file
-            changed since it was opened.
+        FormatError: the tensors do not fit the configuration, a parameter is NaN or infinite (all
+            faults are listed), or the file changed since it was opened.
     """
     bound = source if isinstance(source, BoundWeights) else bind_weights(source)
     roles = _Roles(bound)
@@ -250,6 +255,7 @@ def load_weights(source: Checkpoint | BoundWeights) -> tuple[ModelWeights, Route
         ),
         draft=draft,
     )
+    roles.check()
     return weights, RoutedExperts(bound)
 
 
@@ -258,14 +264,34 @@ class _Roles:
 
     def __init__(self, bound: BoundWeights) -> None:
         self._tensors = bound.tensors
+        # The file of a tensor is only known with the tensor; a checkpoint has several.
+        self._faults: FaultList | None = None
+
+    def check(self) -> None:
+        """Raise `FormatError` if a parameter asked for so far is NaN or infinite."""
+        if self._faults is not None:
+            self._faults.raise_if_any("the parameters are damaged")
 
     def matrix(self, role: str) -> QuantMatrix:
         return _matrix(self._tensors[role])
 
     def parameter(self, role: str) -> Tensor:
-        """A float32 copy in the weight's own shape."""
+        """A float32 copy in the weight's own shape.
+
+        One that is not finite is a fault: a bias or a scale can hide it behind a sigmoid or a
+        selection, and the reply would look sound.
+        """
         bound = self._tensors[role]
-        return dequantize(_matrix(bound)).reshape(bound.shape).clone()
+        values = dequantize(_matrix(bound)).reshape(bound.shape).clone()
+        is_sound = torch.isfinite(values)
+        if role.endswith(_MAY_SWITCH_OFF):
+            is_sound |= torch.isneginf(values)
+        if not bool(is_sound.all()):
+            place = int(is_sound.flatten().logical_not().nonzero()[0])
+            found = float(values.flatten()[place])
+            self._faults = self._faults or FaultList(bound.record.file.path)
+            self._faults.add(f"tensor {bound.record.name} holds {found} at element {place}")
+        return values
 
     def table(self, role: str) -> Tensor:
         """An int64 copy."""
