@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pocket.corpus import Corpus, Prose
 
 RECALL_TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-RECALL_MARGIN = 160
+RECALL_MARGIN = 40
 """Room left for the question, so that the whole document fits the context it is named after."""
 _FACTS_BY_TIER = {"T1": 8, "T2": 8, "T3": 4}
 

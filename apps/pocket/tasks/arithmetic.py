@@ -64,7 +64,7 @@ def subtract_steps(a: int, b: int) -> str:
 def multiply_steps(a: int, b: int) -> str:
     """Multiplication: a row of products for each digit of `b`, then their sum."""
     if b > a and len(str(b)) > len(str(a)):
-        return f"{a} * {b} = {b} * {a}. " + multiply_steps(b, a)
+        return f"{a} * {b} = {b} * {a}. {multiply_steps(b, a)} So {a} * {b} = {a * b}."
     rows, parts = [], []
     for i, digit in enumerate(int(char) for char in reversed(str(b))):
         steps, carry = [], 0

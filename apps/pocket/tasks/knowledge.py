@@ -80,8 +80,14 @@ def small_talk_document(rng: Random, conversations: Sequence[Sequence[str]]) -> 
     for conversation in draw.sample(conversations, min(len(conversations), draw.integer(1, 2))):
         turns += list(zip(conversation[::2], conversation[1::2], strict=True))
     checks = {2 * i + 1: Check(answer) for i, (_, answer) in enumerate(turns)}
+    thinks = draw.chance(0.2)
     return Document(
-        task="small-talk", messages=chat(turns), checks=checks, nats=draw.nats, floor_is_exact=False
+        task="small-talk",
+        messages=chat(turns, reasoning="This is small talk." if thinks else ""),
+        thinking="high" if thinks else "none",
+        checks=checks,
+        nats=draw.nats,
+        floor_is_exact=False,
     )
 
 

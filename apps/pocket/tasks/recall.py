@@ -165,7 +165,8 @@ def last_write(rng: Random) -> Document:
         verb = "is now" if told[name] else "is"
         lines.append(f"The {kind} of {name} {verb} {values[name][told[name]]}.")
         told[name] += 1
-    turns, checks = [], {}
+    thinks = draw.chance(0.2)
+    turns, checks, reasoning = [], {}, ""
     for i, name in enumerate(draw.sample(names, draw.integer(1, min(3, len(names))))):
         if draw.chance(0.6):
             ask = draw.pick(
@@ -177,10 +178,12 @@ def last_write(rng: Random) -> Document:
             ask = f"List every {kind} of {name} in order."
             expected = answer = ", ".join(values[name])
         turns.append((" ".join(lines) + "\n" + ask if i == 0 else ask, answer))
+        reasoning = f"{name}: {', '.join(values[name])}." if thinks else ""
         checks[2 * i + 1] = Check(expected, "contains")
     return Document(
         task="last-write",
-        messages=chat(turns),
+        messages=chat(turns, reasoning=reasoning),
+        thinking="high" if thinks else "none",
         checks=checks,
         nats=draw.nats,
         floor_is_exact=False,
