@@ -1,4 +1,4 @@
-"""What a training run leaves behind: its whole state, or its weights in shards small enough to carry.
+"""What a training run leaves behind: its whole state, or its weights in shards that are carried.
 
 `state.pt` continues a run as if it had not stopped. Shards are safetensors files of the weights in
 bfloat16 under their official names (small parameters float32, expert tables int64), each below 16

@@ -1,4 +1,4 @@
-"""Rounding that the shipped model does, inside training: values are rounded, gradients pass through.
+"""The shipped model's roundings inside training: values are rounded, gradients pass through.
 
 The roundings are those of `edgedsv4.kernels.kv_quant`, the same calls that store the cache at run
 time and that `export` uses for the experts, so a network trained with them is stored without loss.
@@ -43,7 +43,7 @@ def _pass_through(x: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:
 
 # The codes go through views of one dtype as another, which the compiler need not follow: these
 # few element-wise kernels are not where the time goes.
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def fp4_weights(weights: Tensor) -> Tensor:
     """Round to e2m1 values with one power-of-two scale per 32 elements of a row.
 
@@ -56,7 +56,7 @@ def fp4_weights(weights: Tensor) -> Tensor:
     return _pass_through(weights, _round_fp4)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def fp8_rows(rows: Tensor, rope_dim: int) -> Tensor:
     """Round key/value rows as the cache stores them: FP8 in groups of 64, rotated dims bfloat16.
 
@@ -75,7 +75,7 @@ def fp8_rows(rows: Tensor, rope_dim: int) -> Tensor:
     return _pass_through(rows, rounding)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def fp4_index(x: Tensor) -> Tensor:
     """Hadamard transform, then e2m1 in groups of 32: index queries and index keys.
 

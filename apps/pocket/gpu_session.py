@@ -130,8 +130,9 @@ def start_generator(session: Session) -> None:
 
 
 def start_validation(session: Session) -> None:
-    """Write the validation documents in the background, and the tokens of all prose, which every
-    store begins with.
+    """Write the validation documents in the background.
+
+    Before them the tokens of all prose, which every store begins with.
     """
     generate = (
         f"{sys.executable} -m pocket.generate --corpus {session.corpus}"

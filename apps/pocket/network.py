@@ -246,7 +246,7 @@ class Network:
         documents = batch.documents.view(q.shape[:3])
         block = batch.mode.query_block
         if block is None or block >= q.shape[1] * window:
-            whole: Attended = self.pieces.attend(q, documents, keys, sink, compressed, index, 0)
+            whole: Attended = self.pieces.attend(q, documents, keys, sink, compressed, index)
             return whole
         parts: list[Attended] = []
         step = max(1, block // window)
@@ -256,11 +256,10 @@ class Network:
                 self.pieces.attend,
                 q[:, part],
                 documents[:, part],
-                WindowRows(keys.keys[:, part], keys.documents[:, part]),
+                WindowRows(keys.keys[:, part], keys.documents[:, part], start * window),
                 sink,
                 compressed,
                 query_block(index, part),
-                start * window,
                 use_reentrant=False,
             )
             parts.append(attended)
@@ -273,8 +272,7 @@ class Network:
     def _compressed(
         self, x: Tensor, place: str, plan: LayerPlan, batch: Sequences
     ) -> CompressedRows | None:
-        size, length = batch.tokens.shape
-        count = plan.visible_rows(length)
+        count = plan.visible_rows(batch.tokens.shape[1])
         if not count:
             return None
         rows = self._rows(x, place, plan, batch)
@@ -394,7 +392,7 @@ def own_tokens(documents: Tensor, plan: LayerPlan) -> Tensor:
     Returns:
         [B, n, m, series] bool. With overlap, series A of a window goes into the next window's row.
     """
-    windows = documents.unflatten(1, (-1, plan.ratio))
+    windows = documents.view(documents.shape[0], -1, plan.ratio)
     last = windows[..., -1:]
     current = windows == last
     if not plan.has_overlap:

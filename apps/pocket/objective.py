@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pocket.network import Mode, Network, Sequences
-from pocket.store import Batch
-
 if TYPE_CHECKING:
+    from pocket.network import Mode, Network, Sequences
     from pocket.schedule import Rates
+    from pocket.store import Batch
 
 PARTS = ("lm", "lm_right", "mtp1", "mtp1_right", "mtp2", "mtp2_right", "kl", "balance")
 """Statistics that `Meter` adds up, each a mean per step."""

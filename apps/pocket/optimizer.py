@@ -116,7 +116,7 @@ class Optimizer:
         Returns:
             Norm of all gradients before clipping, a scalar on the device.
         """
-        norm = torch.linalg.vector_norm(self.gradient)
+        norm: Tensor = torch.linalg.vector_norm(self.gradient)
         good = torch.isfinite(norm)
         flag = good.float()
         # A multiplication cannot clear a NaN, hence the fill.
@@ -233,7 +233,8 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if is_tall else x
+    result: Tensor = x.mT if is_tall else x
+    return result
 
 
 def parameters(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

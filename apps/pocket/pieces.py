@@ -79,7 +79,7 @@ class Numbers:
 
 
 def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """x W^T in `dtype`."""
+    """The product x W^T in `dtype`."""
     return functional.linear(x.to(dtype), weight.to(dtype))
 
 
@@ -107,7 +107,7 @@ def make_queries(
     """Rotated queries [T, H, d], normalised low-rank queries [T, Rq], rotated raw rows [T, d]."""
     eps, dtype = numbers.hyper.norm_eps, numbers.dtype
     qr = rms_norm(linear(x, tensors.wq_a, dtype), tensors.q_norm, eps)
-    q = linear(qr, tensors.wq_b, dtype).unflatten(-1, (numbers.heads, -1))
+    q = linear(qr, tensors.wq_b, dtype).view(x.shape[0], numbers.heads, -1)
     q = apply_rope(rms_norm(q, None, eps), table)
     kv = rms_norm(linear(x, tensors.wkv, dtype), tensors.kv_norm, eps)
     return q, qr, apply_rope(kv, table)
@@ -128,8 +128,8 @@ def make_rows(
     batch, count, ratio, series = own.shape
     values = linear(x, tensors.wkv, numbers.dtype).float()
     gates = linear(x, tensors.wgate, numbers.dtype).float()
-    gates = gates.unflatten(1, (count, ratio)) + tensors.ape
-    gates = gates.unflatten(-1, (series, -1)).masked_fill(~own[..., None], HIDDEN)
+    gates = gates.view(batch, count, ratio, -1) + tensors.ape
+    gates = gates.view(batch, count, ratio, series, -1).masked_fill(~own[..., None], HIDDEN)
     # Pooling is per channel, so the sequences of a batch may stand side by side as channels.
     shape = (batch, count, ratio, series, -1)
     side_by_side = (1, 2, 3, 0, 4)
@@ -150,7 +150,7 @@ def make_index_queries(
 ) -> tuple[Tensor, Tensor]:
     """Rotated index queries [T, heads, dim] and scaled head weights [T, heads] float32."""
     wq_b, weights_proj = matrices
-    queries = linear(qr, wq_b, numbers.dtype).unflatten(-1, (numbers.index_heads, -1))
+    queries = linear(qr, wq_b, numbers.dtype).view(x.shape[0], numbers.index_heads, -1)
     scale = float(queries.shape[-1] * numbers.index_heads) ** -0.5
     weights = functional.linear(x.float(), weights_proj) * scale
     return apply_rope(queries, table), weights
@@ -161,8 +161,8 @@ def project_outputs(
 ) -> Tensor:
     """Attention outputs [T, H, d], rotated back and through the grouped projection: [T, D]."""
     turned = apply_rope(outputs, table, inverse=True)
-    groups = turned.flatten(1).unflatten(1, (numbers.groups, -1))
-    matrices = wo_a.unflatten(0, (numbers.groups, -1))
+    groups = turned.reshape(turned.shape[0], numbers.groups, -1)
+    matrices = wo_a.view(numbers.groups, -1, wo_a.shape[1])
     parts = [linear(groups[:, g], matrices[g], numbers.dtype) for g in range(numbers.groups)]
     return linear(torch.cat(parts, dim=-1), wo_b, numbers.dtype)
 
@@ -258,7 +258,7 @@ class _CompiledPiece:
         except torch.cuda.OutOfMemoryError:
             raise
         # Whatever the compiler raises, the function itself is right; it is announced once.
-        except Exception:  # noqa: BLE001
+        except Exception:
             logger.warning("%s runs uncompiled", self._plain.__name__, exc_info=True)
             self._run = self._plain
             return self._plain(*args, **kwargs)

@@ -216,7 +216,8 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy and likeliest token of every position, [B, S] each, some rows at a time."""
     losses, tokens = [], []
-    for part, target in zip(streams.split(16384), targets.flatten().split(16384), strict=True):
+    parts = zip(torch.split(streams, 16384), torch.split(targets.flatten(), 16384), strict=True)
+    for part, target in parts:
         logits = network.logits(part, is_draft=is_draft)
         losses.append(functional.cross_entropy(logits, target, reduction="none"))
         tokens.append(logits.argmax(dim=-1))

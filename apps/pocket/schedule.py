@@ -32,7 +32,7 @@ class Phase:
     selection: Literal["dense", "sparse"]
     is_quantised: bool = False
     prompt_weight: float = 0.1
-    """Loss weight of tokens that are no targets, so that the prompts' own language is learnt too."""
+    """Loss weight of tokens that are no targets: the prompts' own language is learnt too."""
 
     def shape(self, is_long: bool = False) -> tuple[int, int]:
         """(sequences, S) of a step, from parts of the store with long rows or from the others."""

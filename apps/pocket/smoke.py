@@ -26,8 +26,8 @@ from pocket.optimizer import Optimizer, parameters
 from pocket.parameters import initial_weights
 from pocket.pieces import CompileMode, Pieces
 from pocket.schedule import PHASES, Phase, RateOptions, rates
-from pocket.tokenizer_build import hash_tables
 from pocket.store import LOOK_AHEAD, TARGET_BIT, Batch, Position, TargetRule, make_batch
+from pocket.tokenizer_build import hash_tables
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
@@ -55,8 +55,8 @@ def smoke(options: TrainOptions) -> list[dict[str, Any]]:
         options: device, configuration and steps per variant (default 20).
     """
     # These two need a module that imports this one's caller.
-    from pocket.configs import named_config  # noqa: PLC0415
-    from pocket.train import _device  # noqa: PLC0415
+    from pocket.configs import named_config
+    from pocket.train import _device
 
     device = _device(options.device)
     config = named_config(options.config_name)

@@ -38,10 +38,10 @@ from pocket.pieces import CompileMode, Pieces
 from pocket.schedule import Clock, Phase, RateOptions, Rates, phases_of, rates
 from pocket.store import Batch, BatchLoader, Position, TargetRule, token_counts
 from pocket.tokenizer_build import hash_tables
-from pocket.training_moe import ExpertPath
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
+    from pocket.training_moe import ExpertPath
 
 logger = logging.getLogger(__name__)
 
@@ -435,7 +435,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if args.smoke:
             # The smoke test needs a trainer; a trainer does not need it.
-            from pocket.smoke import smoke  # noqa: PLC0415
+            from pocket.smoke import smoke
 
             smoke(options)
         else:

@@ -33,6 +33,8 @@ class WindowRows:
     """[B, C, 2 W, d]: the chunk before, then the chunk itself."""
     documents: Tensor
     """[B, C, 2 W] int32."""
+    first: int = 0
+    """Position of the first query."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,6 @@ def attend(
     sink: Tensor,
     compressed: CompressedRows | None,
     index: IndexFeatures | None,
-    first: int = 0,
 ) -> Attended:
     """Attention of consecutive chunks of queries.
 
@@ -112,7 +113,6 @@ def attend(
         sink: [H].
         compressed: None in a layer without.
         index: None in a layer without an indexer.
-        first: position of the first query.
     """
     scores, top = _window_scores(q, documents, window, sink)
     if compressed is None or compressed.rows.shape[1] == 0:
@@ -121,7 +121,7 @@ def attend(
         outputs = _weighted_rows(weights, window.keys, q.dtype) / total[..., None]
         zero = total.new_zeros(())
         return Attended(outputs.to(q.dtype), zero, zero)
-    visible = _visible(documents, compressed, first)  # [B, C, W, n]
+    visible = _visible(documents, compressed, window.first)  # [B, C, W, n]
     index_scores = None if index is None else score_rows(index)
     if index is not None and index.is_sparse and index_scores is not None:
         visible = select(index_scores.detach(), visible, index.topk)
@@ -147,7 +147,8 @@ def score_rows(index: IndexFeatures) -> Tensor:
     queries = index.queries.reshape(batch, chunks * window * heads, dim)
     dots = torch.matmul(queries, index.keys.transpose(1, 2))
     dots = torch.relu(dots.view(batch, chunks, window, heads, -1).float())
-    return (dots * index.weights[..., None]).sum(dim=-2)
+    scores: Tensor = (dots * index.weights[..., None]).sum(dim=-2)
+    return scores
 
 
 def select(scores: Tensor, visible: Tensor, k: int) -> Tensor:
@@ -168,7 +169,8 @@ def select(scores: Tensor, visible: Tensor, k: int) -> Tensor:
     above = masked > last
     level = masked == last
     room = k - above.sum(dim=-1, keepdim=True)
-    return (above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))) & visible
+    chosen: Tensor = above | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))
+    return torch.logical_and(chosen, visible)
 
 
 def _window_scores(

@@ -61,10 +61,8 @@ def route(x: Tensor, router: Tensor, selection: Tensor, k: int, scale: float) ->
         scale: factor on the normalised weights.
     """
     scores = router_scores(functional.linear(x.float(), router))
-    if selection.dim() == 2:
-        ids = selection
-    else:
-        ids = select_experts(scores.detach() + selection, k)
+    is_given = selection.dim() == 2
+    ids = selection if is_given else select_experts(scores.detach() + selection, k)
     chosen = torch.zeros_like(scores, requires_grad=False).scatter(1, ids, 1.0)
     return Routing(scores, ids, routing_weights(scores, ids, scale), chosen)
 
@@ -119,7 +117,7 @@ def _grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def dense_experts(x: Tensor, gates: Tensor, stack: ExpertStack) -> Tensor:
-    """Every expert on every token as three large products; `gates` [T, E] weighs the hidden rows."""
+    """Every expert on every token, three large products; `gates` [T, E] weighs the hidden rows."""
     experts, width, _ = stack.w1.shape
     gate = functional.linear(x, stack.w1.flatten(0, 1).to(x.dtype))
     up = functional.linear(x, stack.w3.flatten(0, 1).to(x.dtype))

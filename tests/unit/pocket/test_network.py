@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from pocket.schedule import RateOptions, rates
 from pocket.store import LOOK_AHEAD, TARGET_BIT, Position, TargetRule, make_batch
 from tiny_model import random_tensors, tiny_config
 
-from edgedsv4.config import ModelConfig, Profile
+if TYPE_CHECKING:
+    from edgedsv4.config import ModelConfig, Profile
 
 TOKENS = 150  # past 4 * (index_topk + 1), one whole window of 128, no multiple of 32 or 4
 
@@ -74,7 +76,9 @@ def exact(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("path", ["loop", "dense"])
-def test_logits_are_those_of_the_reference_model(case: Case, exact: tuple[torch.Tensor, ...], path: str) -> None:
+def test_logits_are_those_of_the_reference_model(
+    case: Case, exact: tuple[torch.Tensor, ...], path: str
+) -> None:
     logits, _ = case.run(Mode(expert_path=path))
     assert (logits - exact[0]).abs().max() < 1e-4
 
@@ -143,12 +147,14 @@ def test_packed_document_is_computed_as_if_alone(case: Case) -> None:
     assert (logits - alone).abs().max() < 1e-3
 
 
-def _step(config: ModelConfig, progress: float, mode: Mode) -> StepOptions:
+def _step(progress: float, mode: Mode) -> StepOptions:
     now = rates(RateOptions(), step=0, warm_step=0, progress=progress)
     return StepOptions(mode=mode, rates=now, micro_tokens=1 << 20)
 
 
-def _loss(case: Case, options: StepOptions) -> tuple[Network, torch.Tensor, dict[str, torch.Tensor]]:
+def _loss(
+    case: Case, options: StepOptions
+) -> tuple[Network, torch.Tensor, dict[str, torch.Tensor]]:
     weights = {name: weight.clone() for name, weight in case.weights.items()}
     for _, weight in parameters(weights):
         weight.requires_grad_()
@@ -169,7 +175,7 @@ def _loss(case: Case, options: StepOptions) -> tuple[Network, torch.Tensor, dict
     ids=["phase A", "phase D"],
 )
 def test_every_weight_gets_a_gradient(case: Case, progress: float, mode: Mode) -> None:
-    network, loss, _ = _loss(case, _step(case.config, progress, mode))
+    network, loss, _ = _loss(case, _step(progress, mode))
     loss.backward()
     silent = [
         name
@@ -180,7 +186,7 @@ def test_every_weight_gets_a_gradient(case: Case, progress: float, mode: Mode) -
 
 
 def test_indexer_loss_reaches_the_indexer_only(case: Case) -> None:
-    network, _, parts = _loss(case, _step(case.config, 0.0, Mode(selection="dense")))
+    network, _, parts = _loss(case, _step(0.0, Mode(selection="dense")))
     parts["kl"].backward()
     reached = {name for name, weight in parameters(network.weights) if weight.grad is not None}
     indexer = {name for name in weight_shapes(case.config) if ".indexer." in name}
@@ -188,14 +194,14 @@ def test_indexer_loss_reaches_the_indexer_only(case: Case) -> None:
 
 
 def test_language_model_loss_does_not_reach_the_indexer(case: Case) -> None:
-    network, _, parts = _loss(case, _step(case.config, 0.0, Mode(selection="sparse")))
+    network, _, parts = _loss(case, _step(0.0, Mode(selection="sparse")))
     (parts["lm"] + parts["mtp1"]).backward()
     reached = {name for name, weight in parameters(network.weights) if weight.grad is not None}
     assert not [name for name in reached if ".indexer." in name]
 
 
 def test_draft_loss_reaches_the_trunk(case: Case) -> None:
-    network, _, parts = _loss(case, _step(case.config, 0.0, Mode(selection="dense")))
+    network, _, parts = _loss(case, _step(0.0, Mode(selection="dense")))
     parts["mtp1"].backward()
     first = network.weights["layers.0.attn.wq_a.weight"]
     assert first.grad is not None

@@ -123,14 +123,14 @@ def test_loader_hands_out_batches_with_the_position_behind_them(store: Path) -> 
 
 def test_loader_hands_on_the_readers_error(tmp_path: Path) -> None:
     (tmp_path / "DONE").touch()
-    loader = BatchLoader(tmp_path, Position(), lambda is_long: (1, 2), RULE)
+    loader = BatchLoader(tmp_path, Position(), lambda _: (1, 2), RULE)
     with pytest.raises(FormatError):
         next(iter(loader))
     loader.close()
 
 
 def test_loader_that_waits_can_be_closed(tmp_path: Path) -> None:
-    loader = BatchLoader(tmp_path, Position(), lambda is_long: (1, 2), RULE)
+    loader = BatchLoader(tmp_path, Position(), lambda _: (1, 2), RULE)
     loader.close()
     assert not loader._thread.is_alive()
 

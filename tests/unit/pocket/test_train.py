@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,8 +19,10 @@ from pocket.store import TARGET_BIT
 from pocket.train import Trainer, TrainOptions, main
 from tiny_model import tiny_config
 
-from edgedsv4.config import ModelConfig
 from edgedsv4.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgedsv4.config import ModelConfig
 
 CPU = torch.device("cpu")
 NAME = "tiny"
@@ -174,7 +176,7 @@ def test_grouped_experts_agree_with_dense_ones() -> None:
 
 @pytest.fixture
 def phases() -> Iterator[list[Phase]]:
-    yield phases_of(NAME, "D,A")
+    return phases_of(NAME, "D,A")
 
 
 def test_phases_come_in_the_order_of_the_run(phases: list[Phase]) -> None:
