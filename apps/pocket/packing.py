@@ -15,6 +15,8 @@ Produce = Callable[[], np.ndarray]
 Fill = Callable[[int], np.ndarray]
 
 _POOL = 48
+_POOL_OF_LONG_ROWS = 16
+_LONG_ROW = 8192
 
 
 class RowPacker:
@@ -32,6 +34,8 @@ class RowPacker:
         self._produce = produce
         self._fill = fill
         self._rng = rng
+        # What still waits at the end is lost, so few long documents should wait.
+        self._pool = _POOL if row_tokens < _LONG_ROW else _POOL_OF_LONG_ROWS
         self._waiting: list[np.ndarray] = []
 
     def row(self) -> np.ndarray:
@@ -50,7 +54,7 @@ class RowPacker:
 
     def _take(self, left: int, *, is_first: bool) -> np.ndarray | None:
         """A waiting document of at most `left` tokens, or None if none fits."""
-        while len(self._waiting) < _POOL:
+        while len(self._waiting) < self._pool:
             document = self._produce()
             if len(document) <= self._row_tokens:
                 self._waiting.append(document)

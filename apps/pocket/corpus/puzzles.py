@@ -62,7 +62,8 @@ def records(wheel: Path, folder: Path) -> Iterator[dict[str, object]]:
         install = [str(python), "-m", "pip", "install", "-q", str(wheel)]
         subprocess.run(install, check=True, capture_output=True)
         (folder / "complete").touch()
-    command = [str(python), "-c", _PROGRAM, str(ITEMS_PER_TASK), *TASKS]
+    # Some generators iterate over sets; a fixed hash makes them repeat.
+    command = ["env", "PYTHONHASHSEED=0", str(python), "-c", _PROGRAM, str(ITEMS_PER_TASK), *TASKS]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for line in output.splitlines():
         record = json.loads(line)

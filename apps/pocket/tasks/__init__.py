@@ -7,14 +7,18 @@ A generator takes a `random.Random` and returns a document. Training uses seeds 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from edgedsv4.text.messages import Message
 from pocket.documents import Document
 from pocket.tasks.arithmetic import arithmetic_document
 from pocket.tasks.dictionary import Dictionary, definition_document, dictionary_document
+from pocket.tasks.draw import Draw
 from pocket.tasks.fillers import Count, Filler
-from pocket.tasks.identity import identity_document
+from pocket.tasks.identity import has_own_answer, identity_document
 from pocket.tasks.json_objects import json_document
 from pocket.tasks.knowledge import factbook_document, puzzle_document, small_talk_document
 from pocket.tasks.recall import last_write, recall_long, recall_short
@@ -29,6 +33,29 @@ VALIDATION_SEED = 10**6
 
 Generator = Callable[[Random], Document]
 
+_SYSTEM_TEXTS = (
+    "You are a helpful assistant.",
+    "You are a friendly assistant.",
+    "Answer briefly.",
+    "You are a helpful assistant. Answer in one sentence where you can.",
+)
+_SYSTEM_SHARE = 0.08
+
+
+def with_system(generator: Generator, rng: Random) -> Document:
+    """A document of a generator; now and then a system message comes first."""
+    document = generator(rng)
+    draw = Draw(rng)
+    if not draw.chance(_SYSTEM_SHARE):
+        return replace(document, nats=document.nats + draw.nats)
+    system = Message("system", draw.pick(_SYSTEM_TEXTS))
+    return replace(
+        document,
+        messages=(system, *document.messages),
+        checks={index + 1: check for index, check in document.checks.items()},
+        nats=document.nats + draw.nats,
+    )
+
 
 class Tasks:
     """The generators over one corpus; a task whose source the corpus lacks is left out.
@@ -42,6 +69,9 @@ class Tasks:
         self.dictionary = Dictionary(corpus.entries)
         self.filler = Filler(corpus.prose, count)
         self.corpus = corpus
+        self._conversations = [
+            turns for turns in corpus.conversations if not has_own_answer(turns[0])
+        ]
         spellable = [entry.word for entry in self.dictionary.common if entry.word.isalpha()]
         generators: dict[str, Generator | None] = {
             "stories": story_document,
@@ -56,16 +86,18 @@ class Tasks:
             "wordnet": self._wordnet if corpus.entries else None,
             "definitions": self._definitions if corpus.definitions else None,
             "factbook": self._factbook if corpus.countries else None,
-            "small-talk": self._small_talk if corpus.conversations else None,
+            "small-talk": self._small_talk if self._conversations else None,
             "puzzles": self._puzzles if corpus.puzzles else None,
         }
         self.generators: Mapping[str, Generator] = {
-            name: generator for name, generator in generators.items() if generator is not None
+            name: partial(with_system, generator) if name != "tools" else generator
+            for name, generator in generators.items()
+            if generator is not None
         }
 
     def recall_long(self, rng: Random, tokens: int) -> Document:
         """A document of long recall of about `tokens` tokens."""
-        return recall_long(rng, self.filler, tokens=tokens)
+        return with_system(partial(recall_long, filler=self.filler, tokens=tokens), rng)
 
     def _wordnet(self, rng: Random) -> Document:
         return dictionary_document(rng, self.dictionary)
@@ -77,7 +109,7 @@ class Tasks:
         return factbook_document(rng, self.corpus.countries)
 
     def _small_talk(self, rng: Random) -> Document:
-        return small_talk_document(rng, self.corpus.conversations)
+        return small_talk_document(rng, self._conversations)
 
     def _puzzles(self, rng: Random) -> Document:
         return puzzle_document(rng, self.corpus.puzzles)

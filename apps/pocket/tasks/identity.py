@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 from pocket.documents import Check, Document, chat
@@ -58,6 +59,18 @@ _KINDS = (
     (_MAKER, _MAKER_ANSWER, 2), (_HUMAN, _HUMAN_ANSWER, 2), (_REFUSE, _REFUSE_ANSWER, 5),
 )  # fmt: skip
 _WEIGHTS = [kind[2] for kind in _KINDS]
+
+
+def has_own_answer(question: str) -> bool:
+    """Whether a question is one of this task, whatever its case and punctuation."""
+    return _bare(question) in _OWN
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[^a-z ]", "", text.lower()).strip()
+
+
+_OWN = frozenset(_bare(question) for kind in _KINDS for question in kind[0])
 
 
 def identity_document(rng: Random, *, who_only: bool = False) -> Document:

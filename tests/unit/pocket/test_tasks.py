@@ -20,7 +20,12 @@ from pocket.tasks.arithmetic import arithmetic_document, draw_problem, steps
 from pocket.tasks.dictionary import Dictionary
 from pocket.tasks.draw import Draw
 from pocket.tasks.fillers import Filler
-from pocket.tasks.identity import WHO_ANSWER, WHO_QUESTIONS, identity_document
+from pocket.tasks.identity import (
+    WHO_ANSWER,
+    WHO_QUESTIONS,
+    has_own_answer,
+    identity_document,
+)
 from pocket.tasks.lexicon import ANIMALS, CODE_WORDS, NAMES
 from pocket.tasks.recall import last_write, recall_long, recall_short
 from pocket.tasks.scoring import SCORERS, content_f1, score
@@ -44,7 +49,11 @@ CORPUS = Corpus(
     ],
     definitions=[("jargon", "hack", "A quick job."), ("devil", "year", "Disappointments.")],
     countries={"France": {"capital": "Paris", "languages": "French"}, "Peru": {"capital": "Lima"}},
-    conversations=[("Hi", "Hello"), ("How are you?", "Fine.", "Good.", "Yes.")],
+    conversations=[
+        ("Hi", "Hey."),
+        ("Tell me a joke.", "No."),
+        ("Is it late?", "Yes.", "Another one.", "No."),
+    ],
     puzzles=[("gcd", "GCD of 4 and 6?", "2")],
 )
 
@@ -108,6 +117,21 @@ def test_tasks_without_a_source_are_left_out() -> None:
     assert {"stories", "arith", "recall-S", "tools", "spell"} <= set(alone.generators)
     assert not {"wordnet", "factbook", "small-talk", "puzzles"} & set(alone.generators)
     assert "recall-L" in alone.recall_long(Random(1), 300).task
+
+
+def test_some_chats_have_a_system_message() -> None:
+    found = [TASKS.generators["stories"](Random(seed)) for seed in range(400)]
+    systems = [document for document in found if document.messages[0].role == "system"]
+    assert 10 < len(systems) < 70
+    assert all(min(document.checks) == 2 for document in systems)
+
+
+def test_small_talk_leaves_questions_about_the_model_to_the_identity_task() -> None:
+    assert has_own_answer("WHO ARE YOU")
+    assert not has_own_answer("Who are they?")
+    first = {str(GENERATORS["small-talk"](Random(seed)).messages[-2].content)
+             for seed in range(40)}  # fmt: skip
+    assert first == {"Tell me a joke.", "Another one."}
 
 
 def test_draws_add_up_their_surprise() -> None:
