@@ -257,16 +257,16 @@ class Engine:
         """
         opened = self._live
         layout = self._layout(opened)
-        sessions = [session for session in tuple(self._sessions) if not session.is_closed]
-        checkpoints = sum(session.checkpoint_nbytes() for session in sessions)
+        sessions = self._known_sessions()
+        usages = [usage for session in sessions if (usage := session.usage()) is not None]
         return {
             "mapped_weights": sum(opened.weights.values()) - opened.weights.get(EXPERTS, 0),
             "mapped_experts": opened.weights.get(EXPERTS, 0),
             "resident_weights": resident_bytes(opened.model.weights),
-            "sessions": len(sessions),
-            "kv_allocated": sum(layout.state_bytes(session.capacity) for session in sessions),
-            "kv_used": sum(layout.state_bytes(session.length) for session in sessions),
-            "checkpoints": checkpoints,
+            "sessions": len(usages),
+            "kv_allocated": sum(layout.state_bytes(capacity) for _, capacity in usages),
+            "kv_used": sum(layout.state_bytes(length) for length, _ in usages),
+            "checkpoints": sum(session.checkpoint_nbytes() for session in sessions),
             "workspace": workspace_bytes(
                 opened.checkpoint.config, self.options.prefill_chunk, self.options.dtype
             ),
@@ -296,9 +296,14 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for session in tuple(self._sessions):
+        for session in self._known_sessions():
             session.close()
         self.close()
+
+    def _known_sessions(self) -> tuple[Session, ...]:
+        """Sessions made so far and still referred to; the set may only be walked under the lock."""
+        with self._lock:
+            return tuple(self._sessions)
 
     @property
     def _live(self) -> _Opened:
@@ -329,9 +334,9 @@ class Engine:
         )
         layout = self._layout(opened)
         others = sum(
-            layout.state_bytes(session.capacity) + session.checkpoint_nbytes()
+            layout.state_bytes(usage[1]) + session.checkpoint_nbytes()
             for session in tuple(self._sessions)
-            if not session.is_closed
+            if (usage := session.usage()) is not None
         )
         if plan.needed_bytes + others > plan.available_bytes:
             raise _too_large(f"a session of {capacity:,} tokens", plan, others)

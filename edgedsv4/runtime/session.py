@@ -66,6 +66,7 @@ class Session:
         self._lock = threading.Lock()
         self._cancel = _CancelFlag()
         self._open_iterators: weakref.WeakSet[Generator[object]] = weakref.WeakSet()
+        self._iterators_lock = threading.Lock()
         self._turns = SampledTurns(limit_tokens=2 * capacity)
         self._timeline: Timeline | None = Timeline(
             parts.model,
@@ -108,11 +109,18 @@ class Session:
 
     def nbytes(self) -> int:
         """Bytes of KV cache (allocated), turn checkpoints and kept logits."""
-        return 0 if self._timeline is None else self._timeline.nbytes()
+        timeline = self._timeline  # read once: another thread may close the session
+        return 0 if timeline is None else timeline.nbytes()
 
     def checkpoint_nbytes(self) -> int:
         """Bytes of the turn checkpoints alone."""
-        return 0 if self._timeline is None else self._timeline.checkpoints.nbytes()
+        timeline = self._timeline
+        return 0 if timeline is None else timeline.checkpoints.nbytes()
+
+    def usage(self) -> tuple[int, int] | None:
+        """(length, capacity) at one moment, None when the session is closed; never raises."""
+        timeline = self._timeline
+        return None if timeline is None else (timeline.length, timeline.capacity)
 
     def sync(self, token_ids: Sequence[int], *, on_progress: Progress | None = None) -> SyncReport:
         """Make the timeline equal to a whole token list.
@@ -275,7 +283,9 @@ class Session:
         Raises:
             BusyError: another thread is inside a call.
         """
-        for iterator in tuple(self._open_iterators):
+        with self._iterators_lock:
+            iterators = tuple(self._open_iterators)
+        for iterator in iterators:
             try:
                 iterator.close()
             except ValueError:
@@ -323,7 +333,8 @@ class Session:
         return Sampler(options, self._parts.model.config.vocab_size)
 
     def _tracked(self, iterator: Generator[T]) -> Generator[T]:
-        self._open_iterators.add(iterator)
+        with self._iterators_lock:
+            self._open_iterators.add(iterator)
         return iterator
 
     @contextmanager
