@@ -228,7 +228,8 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     x = matrices.to(torch.bfloat16) if matrices.is_cuda else matrices
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.mT if is_tall else x
-    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
+    norms = torch.linalg.vector_norm(x.float(), dim=(-2, -1), keepdim=True)
+    x = x / (norms + 1e-7).to(x.dtype)
     a, b, c = _NEWTON_SCHULZ
     for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT

@@ -197,13 +197,16 @@ def _visible(documents: Tensor, compressed: CompressedRows, first: int) -> Tenso
     finished = (positions.view(chunks, size) + 1) // compressed.ratio
     rows = torch.arange(compressed.rows.shape[1], device=documents.device)
     same = documents[..., None] == compressed.documents[:, None, None, :]
-    return (rows < finished[..., None]) & same & (documents[..., None] != PADDED)
+    is_real = documents[..., None] != PADDED
+    visible: Tensor = (rows < finished[..., None]) & same & is_real
+    return visible
 
 
 def _compressed_scores(q: Tensor, rows: Tensor) -> Tensor:
     batch, chunks, size, heads, dim = q.shape
-    scores = torch.matmul(q.reshape(batch, -1, dim), rows.transpose(1, 2))
-    return scores.view(batch, chunks, size, heads, -1).float() * dim**-0.5
+    products = torch.matmul(q.reshape(batch, -1, dim), rows.transpose(1, 2))
+    scores: Tensor = products.view(batch, chunks, size, heads, -1).float() * dim**-0.5
+    return scores
 
 
 def _weighted_rows(weights: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
