@@ -99,6 +99,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
             pack.
     """
     path = Path(path)
+    try:
+        return _open_kind(path)
+    except OSError as error:
+        # A name that is too long, a directory that may not be entered.
+        raise FormatError(f"cannot be opened: {error.strerror or error}", path=path) from error
+
+
+def _open_kind(path: Path) -> Checkpoint:
     if path.is_dir():
         return _open_directory(path)
     with MappedFile.open(path) as file:

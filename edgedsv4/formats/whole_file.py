@@ -7,6 +7,7 @@ link is followed, so that it stays a link; a device, pipe or folder is never rep
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from edgedsv4.errors import ConfigError
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+_WRITE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a write can end in; the error does not know its file."""
 
 
 class WholeFiles:
@@ -40,10 +44,15 @@ class WholeFiles:
             raise ConfigError(f"{target}: expected a file name, found {found}")
         name = f".{final.name[:40]}.{secrets.token_hex(6)}.partial"
         self._pending.append((final.with_name(name), final))
-        with self._pending[-1][0].open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self._pending[-1][0].open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno in _WRITE_FAILURES and error.filename is None:
+                error.filename = str(target)
+            raise
 
     def __enter__(self) -> Self:
         return self

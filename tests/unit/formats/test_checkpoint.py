@@ -258,6 +258,20 @@ def test_a_changed_file_is_noticed(models: Path, tmp_path: Path):
             checkpoint.check_unchanged()
 
 
+def test_name_that_the_system_refuses(tmp_path: Path):
+    with pytest.raises(FormatError, match="cannot be opened: File name too long"):
+        open_checkpoint(tmp_path / ("x" * 300))
+
+
+def test_directory_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(FormatError, match="cannot be opened: Permission denied"):
+        open_checkpoint(tmp_path)
+
+
 def test_missing_path(tmp_path: Path):
     with pytest.raises(FormatError, match="no such file"):
         open_checkpoint(tmp_path / "absent.gguf")

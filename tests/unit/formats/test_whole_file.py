@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -45,6 +46,15 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
         write_and_stop(target)
     assert target.read_bytes() == b"old"
     assert names(tmp_path) == ["out"]
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"old")
+    with pytest.raises(OSError, match="No space left") as caught, whole_file(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "x")
+    assert names(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"old"
 
 
 def test_files_of_a_set_appear_together(tmp_path: Path) -> None:
