@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedsv4.config import ModelConfig, RopeScaling
+from edgedsv4.errors import ConfigError
 from edgedsv4.formats.block_types import BLOCK_TYPES
 from edgedsv4.formats.gguf_values import GgufType
 from edgedsv4.formats.gguf_write import GgufWriter
@@ -142,7 +143,13 @@ def model_path(model: str | Path) -> Iterator[Path]:
 
     A shipped model is built in a new directory that only this user can enter (nobody else can put
     a file or a link in its way), and removed when the context ends.
+
+    Raises:
+        ConfigError: an empty name.
     """
+    if not str(model):
+        # As a path it would mean the working directory.
+        raise ConfigError(f"the model's name is empty; give a path or {', '.join(SHIPPED_MODELS)}")
     if str(model) not in SHIPPED_MODELS:
         yield Path(model)
         return

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgedsv4.errors import ConfigError
 from edgedsv4.formats.checkpoint import open_checkpoint
 from edgedsv4.formats.tokenizer_spec import TokenizerSpec
 from edgedsv4.model.weight_table import bind_weights
@@ -104,6 +105,11 @@ def test_shipped_name_is_built_in_a_private_place_and_removed() -> None:
         with model_path(RANDOM_TINY) as other:
             assert other.parent != folder
     assert not folder.exists()
+
+
+def test_empty_name_is_not_the_working_directory() -> None:
+    with pytest.raises(ConfigError, match="name is empty"), model_path(""):
+        pass
 
 
 def test_other_names_are_paths() -> None:
