@@ -15,7 +15,7 @@ from edgedsv4.cli.sources import check_argument, read_text
 from edgedsv4.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgedsv4 import Engine, SamplingOptions, Session
+    from edgedsv4 import SamplingOptions, Session, Tokenizer
     from edgedsv4.cli.terminal import Terminal
 
 
@@ -31,20 +31,27 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
     with (
         edgedsv4.Engine.open(args.model, options, on_progress=terminal.progress) as engine,
         engine.new_session() as session,
-        cancel_on_interrupt(session.cancel),
     ):
         if args.model in edgedsv4.SHIPPED_MODELS:
             terminal.note(edgedsv4.RANDOM_NOTE)
+        # Before the session works there is nothing to cancel: here Ctrl+C just leaves.
+        prompt_ids = raw_ids(engine.tokenizer, text) if args.raw else []
         try:
-            if args.raw:
-                report, stats = continue_text(engine, session, text, sampling, show)
-            else:
-                stream = ReplyStream(show, _ignore if args.json else terminal.aside)
-                events = session.reply(
-                    messages(args, text), sampling, prompt=prompting, on_progress=terminal.evaluated
-                )
-                done = stream.consume(events)
-                report, stats = reply_json(done), stats_line(done.stats, done.report)
+            with cancel_on_interrupt(session.cancel):
+                if args.raw:
+                    report, stats = continue_text(
+                        engine.tokenizer, session, prompt_ids, sampling, show
+                    )
+                else:
+                    stream = ReplyStream(show, _ignore if args.json else terminal.aside)
+                    events = session.reply(
+                        messages(args, text),
+                        sampling,
+                        prompt=prompting,
+                        on_progress=terminal.evaluated,
+                    )
+                    done = stream.consume(events)
+                    report, stats = reply_json(done), stats_line(done.stats, done.report)
         finally:
             show("\n")
     if args.json:
@@ -73,19 +80,23 @@ def messages(args: argparse.Namespace, text: str) -> list[edgedsv4.Message]:
     return [*first, edgedsv4.Message("user", text)]
 
 
-def continue_text(
-    engine: Engine,
-    session: Session,
-    text: str,
-    sampling: SamplingOptions,
-    show: Callable[[str], None],
-) -> tuple[dict[str, object], str]:
-    """Continues a text without the chat template and returns the report and the line of figures."""
-    tokenizer = engine.tokenizer
+def raw_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Tokens of a text without the chat template, the opening one included."""
     start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     prompt_ids = [*start, *tokenizer.encode(text)]
     if not prompt_ids:
         raise ConfigError("the prompt is empty; give at least one character")
+    return prompt_ids
+
+
+def continue_text(
+    tokenizer: Tokenizer,
+    session: Session,
+    prompt_ids: list[int],
+    sampling: SamplingOptions,
+    show: Callable[[str], None],
+) -> tuple[dict[str, object], str]:
+    """Continues a text without the chat template and returns the report and the line of figures."""
     began = time.perf_counter()
     session.sync(prompt_ids)
     prefilled = time.perf_counter()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,14 +30,17 @@ def logits(args: argparse.Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def read_ids(path: str) -> list[int]:
+def read_ids(path: str) -> array[int]:
     """Token ids of a file of little-endian int32; raises ConfigError when it is not one."""
     data = read_bytes(path, "--tokens")
     if not data or len(data) % 4:
         raise ConfigError(
             f"--tokens {path}: expected int32 token ids (4 bytes each), found {len(data)} bytes"
         )
-    return list(memoryview(data).cast("i"))
+    ids = array("i", data)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids
 
 
 def perplexity(args: argparse.Namespace, terminal: Terminal) -> int:

@@ -39,6 +39,17 @@ def check_argument(text: str, source: str) -> str:
     return text
 
 
+def check_text(text: str, source: str) -> None:
+    """Raises ConfigError for a text that has no UTF-8 form, as JSON escapes can spell it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{source}: expected Unicode text, found a lone surrogate"
+            f" (U+{ord(text[error.start]):04X})"
+        ) from None
+
+
 def read_bytes(path: str, what: str, limit: int = MAX_TEXT_BYTES) -> bytes:
     """Reads a whole file, or stdin for `-`; raises ConfigError if unreadable or too large."""
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import edgedsv4
 from edgedsv4.cli.flags import prompt_options
 from edgedsv4.cli.run_command import prompt_text
-from edgedsv4.cli.sources import read_text
+from edgedsv4.cli.sources import check_text, read_text
 from edgedsv4.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def render(args: argparse.Namespace, terminal: Terminal) -> int:
         raise ConfigError(f"{args.chat}: expected a JSON conversation: {error}") from None
     with edgedsv4.open_text(args.model) as model:
         prompt = model.render(edgedsv4.chat_from_json(document), prompt_options(args))
+        check_text(prompt.text, "CHAT")
         if args.json:
             terminal.json(
                 {

@@ -240,7 +240,7 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
     """Raises ConfigError when there is no token or one is outside the vocabulary."""
     if len(token_ids) == 0:
         raise ConfigError("there are no tokens; give at least one")
-    ids = np.asarray(token_ids, dtype=np.int64)
+    ids = np.asarray(token_ids)  # no copy of a large array, no overflow of a large id
     bad = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(bad):
         raise ConfigError(

@@ -152,7 +152,16 @@ def test_render_prints_the_exact_prompt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [b"", b"{", b'{"messages": []}', b'[{"role": "boss"}]', b"[" * 100_000, b"\xff", b"[NaN]"],
+    [
+        b"",
+        b"{",
+        b'{"messages": []}',
+        b'[{"role": "boss"}]',
+        b'[{"content": "\\ud800", "role": "user"}]',
+        b"[" * 100_000,
+        b"\xff",
+        b"[NaN]",
+    ],
     ids=lambda d: d[:12].decode(errors="replace"),
 )
 def test_bad_conversation_is_refused(document: bytes) -> None:

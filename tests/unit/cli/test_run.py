@@ -106,6 +106,18 @@ def test_interrupt_keeps_what_was_printed(run: Run) -> None:
     assert run(scripted_engine(["par", interrupt, "tial"]), "-p", "hi")[:2] == (130, "par\n")
 
 
+def test_interrupt_while_a_raw_text_is_tokenized_leaves(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> list[int]:
+        signal.raise_signal(signal.SIGINT)
+        return [1]
+
+    monkeypatch.setattr("edgedsv4.cli.run_command.raw_ids", interrupt)
+    engine = scripted_engine(["never said"])
+    assert run(engine, "--raw", "-p", "hi") == (130, "", "")
+
+
 class Unopenable:
     """An engine whose opening fails."""
 

@@ -10,6 +10,7 @@ from scripted_engine import PipedStdin
 from edgedsv4.cli.lines import Messages
 from edgedsv4.cli.sources import (
     check_argument,
+    check_text,
     decode_text,
     output_path,
     read_bytes,
@@ -29,6 +30,12 @@ def test_invalid_utf8_names_byte_and_offset() -> None:
 def test_argument_with_undecodable_byte_is_refused() -> None:
     with pytest.raises(ConfigError, match="-p: expected UTF-8"):
         check_argument("ab\udcff", "-p")
+
+
+def test_text_without_utf8_form_is_refused() -> None:
+    check_text("é\U0001f600", "CHAT")
+    with pytest.raises(ConfigError, match=r"CHAT: .* lone surrogate \(U\+D800\)"):
+        check_text("a\ud800", "CHAT")
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -182,10 +183,18 @@ def test_saved_positions_are_the_logits_of_every_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "message"), [([], "no tokens"), ([3, 11], "token 1 is 11"), ([-1], "token 0 is -1")]
+    ("ids", "message"),
+    [
+        ([], "no tokens"),
+        ([3, 11], "token 1 is 11"),
+        ([-1], "token 0 is -1"),
+        ([3, 1 << 70], "token 1 is 1180591620717411303424"),
+        (array("i", [3, -5]), "token 1 is -5"),
+    ],
+    ids=str,
 )
 def test_ids_outside_the_vocabulary_are_refused(
-    tmp_path: Path, ids: list[int], message: str
+    tmp_path: Path, ids: Sequence[int], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         save_all_logits(TableEngine(), ids, tmp_path / "x.npy")  # type: ignore[arg-type]
