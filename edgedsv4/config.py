@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from numbers import Integral, Real
+from typing import Literal, TypeGuard
 
 from edgedsv4.errors import ConfigError
 
@@ -252,6 +253,25 @@ def _require(holds: bool, name: str, expected: str, found: object) -> None:
         raise ConfigError(f"{name} must be {expected}, found {found!r}")
 
 
+def _require_whole(name: str, value: object, low: int, high: int, expected: str) -> None:
+    _require(_is_whole(value), name, f"a whole number {expected}", value)
+    _require(_is_whole(value) and low <= value <= high, name, expected, value)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    """Any integer type, numpy's too; a bool is none, although Python counts it as one."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_of(value: object, kind: type) -> bool:
+    """`isinstance` for values whose annotation a caller may not have kept to."""
+    return isinstance(value, kind)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Choices made once, when a model is opened."""
@@ -287,11 +307,12 @@ class EngineOptions:
     process-wide handler."""
 
     def __post_init__(self) -> None:
-        _require(bool(self.device), "device", "a device name or 'auto'", self.device)
+        is_name = _is_of(self.device, str) and bool(self.device)
+        _require(is_name, "device", "a device name or 'auto'", self.device)
         if self.context is not None:
-            _require(1 <= self.context <= MAX_CONTEXT, "context", f"1..{MAX_CONTEXT}", self.context)
+            _require_whole("context", self.context, 1, MAX_CONTEXT, f"1..{MAX_CONTEXT}")
         if self.threads is not None:
-            _require(1 <= self.threads <= 1024, "threads", "1..1024", self.threads)
+            _require_whole("threads", self.threads, 1, 1024, "1..1024")
         _require(
             self.profile in ("exact", "default"), "profile", "'exact' or 'default'", self.profile
         )
@@ -300,17 +321,14 @@ class EngineOptions:
         _require(
             self.dtype in ("f32", "f64", "bf16"), "dtype", "'f32', 'f64' or 'bf16'", self.dtype
         )
-        _require(1 <= self.prefill_chunk <= 65536, "prefill_chunk", "1..65536", self.prefill_chunk)
+        _require_whole("prefill_chunk", self.prefill_chunk, 1, 65536, "1..65536")
         for name in ("ram_bytes", "vram_bytes"):
             value = getattr(self, name)
             if value is not None:
-                _require(0 < value <= 1 << 50, name, "1..2^50 bytes", value)
-        _require(
-            0 <= self.checkpoint_bytes <= 1 << 50,
-            "checkpoint_bytes",
-            "0..2^50",
-            self.checkpoint_bytes,
-        )
+                _require_whole(name, value, 1, 1 << 50, "1..2^50 bytes")
+        _require_whole("checkpoint_bytes", self.checkpoint_bytes, 0, 1 << 50, "0..2^50")
+        for name in ("verify", "sigbus_guard"):
+            _require(_is_of(getattr(self, name), bool), name, "a bool", getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,29 +360,27 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         def ranged(name: str, low: float, high: float, *, above: bool = False) -> None:
             value = getattr(self, name)
-            holds = (
-                math.isfinite(value) and (low < value if above else low <= value) and value <= high
-            )
+            _require(_is_number(value), name, "a number", value)
+            holds = (low < value if above else low <= value) and value <= high
             _require(holds, name, f"{'above ' if above else ''}{low}..{high}", value)
 
         ranged("temperature", 0, 100)
-        _require(0 <= self.top_k <= 1 << 24, "top_k", "0..2^24", self.top_k)
+        _require_whole("top_k", self.top_k, 0, 1 << 24, "0..2^24")
         ranged("top_p", 0, 1, above=True)
         ranged("min_p", 0, 1)
         ranged("repetition_penalty", 0, 100, above=True)
         ranged("presence_penalty", -100, 100)
         ranged("frequency_penalty", -100, 100)
-        for token_id, bias in self.logit_bias.items():
-            holds = token_id >= 0 and not math.isnan(bias) and bias != math.inf
-            _require(
-                holds, "logit_bias", "token ids >= 0 with finite values or -inf", {token_id: bias}
-            )
+        self._check_bias()
         if self.seed is not None:
-            _require(0 <= self.seed < 1 << 63, "seed", "0..2^63-1", self.seed)
+            _require_whole("seed", self.seed, 0, (1 << 63) - 1, "0..2^63-1")
         if self.max_tokens is not None:
-            _require(
-                1 <= self.max_tokens <= MAX_CONTEXT,
-                "max_tokens",
-                f"1..{MAX_CONTEXT}",
-                self.max_tokens,
-            )
+            _require_whole("max_tokens", self.max_tokens, 1, MAX_CONTEXT, f"1..{MAX_CONTEXT}")
+
+    def _check_bias(self) -> None:
+        expected = "token ids >= 0 with finite values or -inf"
+        _require(_is_of(self.logit_bias, dict), "logit_bias", expected, self.logit_bias)
+        for token_id, bias in self.logit_bias.items():
+            is_pair = _is_whole(token_id) and _is_number(bias)
+            holds = is_pair and token_id >= 0 and bias < math.inf
+            _require(holds, "logit_bias", expected, {token_id: bias})
