@@ -219,6 +219,8 @@ def _read_rope(reader: JsonEntries, fields: ConfigFields) -> None:
 
 def _read_scaling(entries: JsonEntries) -> RopeScaling | None:
     kind = entries.entries.get("rope_type", entries.entries.get("type"))
+    if kind is None and entries.has("factor"):
+        entries.faults.add(f"{entries.prefix}factor needs a type beside it, such as 'yarn'")
     if kind in (None, "default", "none"):
         return None
     if kind != "yarn":

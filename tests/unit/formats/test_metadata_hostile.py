@@ -276,6 +276,7 @@ def test_json_larger_than_any_configuration_is_not_parsed(tmp_path: Path):
         ({"compress_ratios": [0] * 42}, "has 42 entries, expected at least one per layer"),
         ({"rope_scaling": "yarn"}, "rope_scaling must be an object"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"factor": 16}}, "rope_scaling.factor needs a type beside it"),
         ({"swiglu_limit": None}, "swiglu_limit is missing"),
         ({"swiglu_limit": -1}, "swiglu_limits must be above 0"),
         ({"eos_token_id": 129280}, "eos_id must be below vocab_size 129280"),
