@@ -30,7 +30,7 @@ SECONDS: Final[Mapping[int, float]] = {1: 560.0, 2: 560.0, 3: 400.0}
 SMOKE_SECONDS: Final = 200.0
 EVAL_SECONDS: Final = 75.0
 _WIDTHS: Final = {"A": 0.5, "B": 0.25, "C": 0.12, "D": 0.13}
-_SLOWEST: Final = 150_000.0
+_ASSUMED: Final = 400_000.0
 """Tokens per second assumed where the smoke run says nothing."""
 _MARGIN: Final = 1.05
 
@@ -110,6 +110,15 @@ def is_compiling_useful(work: Path) -> bool:
     return speed["auto"] > speed["off"]
 
 
+def phase_of_shards(directory: Path | None) -> str:
+    """The phase in which shards were written; A without shards."""
+    for path in [] if directory is None else sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return str(header.get("__metadata__", {}).get("phase", "A"))
+    return "A"
+
+
 def start_generator(session: Session) -> None:
     """Write the stores of all phases in the background, sized for the measured speed.
 
@@ -117,8 +126,11 @@ def start_generator(session: Session) -> None:
     """
     speeds = measured_speeds(session.work)
     lines = []
+    first = phase_of_shards(session.shards)
     for phase, width in _WIDTHS.items():
-        speed = speeds.get(phase, min(speeds.values(), default=_SLOWEST))
+        if phase < first:
+            continue
+        speed = speeds.get(phase, min(speeds.values(), default=_ASSUMED))
         tokens = max(1 << 17, round(speed * width * session.training_seconds * _MARGIN))
         lines.append(
             f"{sys.executable} -m pocket.generate --phase {phase} --corpus {session.corpus}"

@@ -204,7 +204,7 @@ def make_batch(codes: Codes, shape: tuple[int, int], rule: TargetRule, position:
 
 
 class BatchLoader:
-    """Prepares batches in a thread, ahead of the trainer; iterate over it, then close it."""
+    """Prepares batches in a thread, ahead of the trainer; close it after use."""
 
     def __init__(
         self,
@@ -231,9 +231,19 @@ class BatchLoader:
         self._thread = threading.Thread(target=self._fill, args=(reader, shape), daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def batches(self, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Batch]:
+        """The batches in turn.
+
+        Args:
+            should_stop: asked while the store has no more tokens yet; ends the iteration.
+        """
         while True:
-            batch = self._batches.get()
+            try:
+                batch = self._batches.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if should_stop():
+                    return
+                continue
             if isinstance(batch, BaseException):
                 raise batch
             yield batch

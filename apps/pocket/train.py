@@ -228,22 +228,23 @@ class Trainer:
         done = self._enter(phase)
         clock = self._clock(left, done)
         loader = self._loader(phase)
+
+        def is_over() -> bool:
+            self.progress.fraction = self._fraction(clock, done)
+            return self.progress.fraction >= 1 or self._is_cut()
+
         try:
-            for batch in loader:
-                fraction = self._fraction(clock, done)
-                self.progress.fraction = fraction
-                if fraction >= 1:
-                    return True
-                self._guarded_step(batch, phase, fraction)
-                if self._is_cut():
-                    return False
+            for batch in loader.batches(is_over):
+                if is_over():
+                    break
+                self._guarded_step(batch, phase, self.progress.fraction)
         finally:
             loader.close()
-        return True
+        return self.progress.fraction >= 1 and not self._is_cut()
 
     def _is_cut(self) -> bool:
         """Whether this process must stop, wherever the run is."""
-        if self._own_steps == self.options.stop_after:
+        if self.options.stop_after is not None and self._own_steps >= self.options.stop_after:
             return True
         return self.options.steps is None and self._seconds_left() <= 0
 

@@ -112,7 +112,7 @@ def test_sequences_follow_each_other() -> None:
 def test_loader_hands_out_batches_with_the_position_behind_them(store: Path) -> None:
     (store / "meta.json").write_text('{"long_parts_every": 2}', encoding="utf-8")
     loader = BatchLoader(store, Position(), lambda is_long: (2 if is_long else 1, 2), RULE)
-    batches = iter(loader)
+    batches = loader.batches()
     assert next(batches).tokens[:, :2].tolist() == [[1, 2]]
     assert next(batches).tokens[:, :2].tolist() == [[3, 4]]
     third = next(batches)
@@ -125,7 +125,13 @@ def test_loader_hands_on_the_readers_error(tmp_path: Path) -> None:
     (tmp_path / "DONE").touch()
     loader = BatchLoader(tmp_path, Position(), lambda _: (1, 2), RULE)
     with pytest.raises(FormatError):
-        next(iter(loader))
+        next(loader.batches())
+    loader.close()
+
+
+def test_waiting_for_a_store_ends_when_asked(tmp_path: Path) -> None:
+    loader = BatchLoader(tmp_path, Position(), lambda _: (1, 2), RULE)
+    assert not list(loader.batches(lambda: True))
     loader.close()
 
 

@@ -128,6 +128,16 @@ def test_run_within_a_time_ends_and_leaves_its_state(stores: Path) -> None:
     assert load_state(stores / "out", CPU) is not None
 
 
+def test_run_without_data_still_saves_in_time(stores: Path) -> None:
+    run(options(stores, "out", steps=2))
+    (stores / "store-B" / "DONE").unlink()
+    (stores / "store-B" / "part-00000.bin").unlink()
+    changes = {"steps": None, "until": 3.0, "resume": stores / "out"}
+    trainer = run(options(stores, "again", phases="B", **changes))
+    assert trainer.progress.step == 2
+    assert load_state(stores / "again", CPU) is not None
+
+
 def test_step_with_a_damaged_gradient_is_skipped(stores: Path) -> None:
     trainer = Trainer(options(stores, "out", log_steps=1))
     with torch.no_grad():
