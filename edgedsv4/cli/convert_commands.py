@@ -57,6 +57,7 @@ QUANTIZE_FLAGS = (
             ("dense", "type of attention, index queries and shared experts, such as Q8_0"),
             ("head", "type of the output matrix"),
             ("embed", "type of the token embedding"),
+            ("compressors", "type of the compressors' projections"),
         )
     ),
     _mtp("inside"),
@@ -76,7 +77,8 @@ def convert(args: argparse.Namespace, terminal: Terminal) -> int:
 
 def quantize(args: argparse.Namespace, terminal: Terminal) -> int:
     """Writes a model with other storage types."""
-    given = _given(args, ("experts", "dense", "head", "embed", "mtp", "split_max_bytes"))
+    names = ("experts", "dense", "head", "embed", "compressors", "mtp", "split_max_bytes")
+    given = _given(args, names)
     options = edgedsv4.QuantizeOptions(**given)  # type: ignore[arg-type]  # parsed by name
     out = output_path(args.out, "OUT")
     report = edgedsv4.quantize_model(args.src, out, options, on_progress=terminal.progress)

@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 _F32: Final = BLOCK_TYPES["F32"]
 _SMALLER_BLOCKS: Final = ("Q8_0", "BF16")
 _ROLES_OF_ROOT: Final = ("embed", "norm", "head")
-# Small or sensitive matrices that every published file keeps in 16 bits or more.
-_KEPT_LEAVES: Final = ("ffn.gate", "compressor.wkv", "compressor.wgate", "weights_proj")
+# Small or sensitive matrices that published files keep in 16 bits; some quantize the compressors.
+_KEPT_LEAVES: Final = ("ffn.gate", "weights_proj")
+_COMPRESSOR_LEAVES: Final = ("compressor.wkv", "compressor.wgate")
 
 
 class WeightClass(Enum):
@@ -58,8 +59,10 @@ class WeightClass(Enum):
     """Attention, index queries, shared experts and the MTP block's projections."""
     HEAD = "head"
     EMBED = "embed"
+    COMPRESSORS = "compressors"
+    """Projections of the compressors, the indexer's included."""
     KEPT = "kept"
-    """The router, the compressors and the index head weights; never quantized."""
+    """The router and the index head weights; never quantized."""
 
 
 TypeRule = Callable[[WeightClass, BlockType], BlockType]
@@ -238,6 +241,8 @@ class _Planner:
 def _class_of(role: str) -> WeightClass:
     if role in ("head", "embed"):
         return WeightClass(role)
+    if role.endswith(_COMPRESSOR_LEAVES):
+        return WeightClass.COMPRESSORS
     return WeightClass.KEPT if role.endswith(_KEPT_LEAVES) else WeightClass.DENSE
 
 

@@ -68,13 +68,15 @@ class QuantizeOptions:
     """The output matrix."""
     embed: str | None = None
     """The token embedding."""
+    compressors: str | None = None
+    """Projections of the compressors, the indexer's included."""
     mtp: MtpPlace = "inside"
     """As in `ConvertOptions`; a source with the block in a file of its own has none."""
     split_max_bytes: int | None = None
     """Tensor bytes per file, >= 1; None writes one file."""
 
     def __post_init__(self) -> None:
-        for name in ("experts", "dense", "head", "embed"):
+        for name in ("experts", "dense", "head", "embed", "compressors"):
             value = getattr(self, name)
             if value is not None:
                 _require_choice(name, value, tuple(sorted(ENCODABLE_TYPES)))
@@ -170,8 +172,8 @@ def quantize_model(
     """
     types = {
         kind: BLOCK_TYPES[name]
-        for kind in (WeightClass.EXPERTS, WeightClass.DENSE, WeightClass.HEAD, WeightClass.EMBED)
-        if (name := getattr(options, kind.value)) is not None
+        for kind in WeightClass
+        if kind is not WeightClass.KEPT and (name := getattr(options, kind.value)) is not None
     }
 
     def rule(kind: WeightClass, stored: BlockType) -> BlockType:
