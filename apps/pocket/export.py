@@ -2,7 +2,8 @@
 
 The official form holds FP8 matrices with a power-of-two scale per 128 x 128 square, packed FP4
 experts with one per 32 elements, bfloat16 and float32 for the rest; the experts' codes are those
-that the quantised phase trained with. The plain form holds bfloat16 (or float32) throughout.
+that the quantised phase trained with. The fp4 form has the same experts and bfloat16 in place of
+FP8: what the shipped GGUF file is made of. The plain form holds bfloat16 (or float32) throughout.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Form = Literal["official", "bf16", "f32"]
+Form = Literal["official", "fp4", "bf16", "f32"]
 FP8_BLOCK = 128
 FP8_MAX = 448.0
 _FP8_LEAVES = ("wq_a", "wq_b", "wkv", "wo_a", "wo_b", "e_proj", "h_proj")
@@ -92,7 +93,7 @@ def checkpoint_tensors(weights: Mapping[str, Tensor], form: Form) -> Iterator[tu
         return
     for name, tensor in stored_tensors(weights):
         stem = name.removesuffix(".weight")
-        if form == "official" and is_expert(name):
+        if form in ("official", "fp4") and is_expert(name):
             codes, scales = quantize_index_keys(tensor)
             yield name, codes.view(torch.int8)
             yield f"{stem}.scale", scales.view(torch.float8_e8m0fnu)
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path, help="directory of a state.pt, or of shards")
     parser.add_argument("out", type=Path, help="checkpoint directory to write")
     parser.add_argument("--config", choices=list(CONFIGS), default="pocket-v4")
-    parser.add_argument("--form", choices=["official", "bf16", "f32"], default="official")
+    parser.add_argument("--form", choices=["official", "fp4", "bf16", "f32"], default="official")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json to put beside")
     args = parser.parse_args(arguments)
     try:
