@@ -170,7 +170,7 @@ def quantize_model(
         ShapeError: an importance does not fit its tensor.
         FormatError, ConfigError, CapacityError, CancelledError, OSError: as `convert_model`.
     """
-    types = {
+    types: dict[WeightClass, BlockType] = {
         kind: BLOCK_TYPES[name]
         for kind in WeightClass
         if kind is not WeightClass.KEPT and (name := getattr(options, kind.value)) is not None
