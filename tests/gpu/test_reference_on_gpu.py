@@ -5,9 +5,10 @@ Run on a machine with a GPU: `python -m pytest -m gpu`.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-import structure_data
 import torch
 from numeric import assert_logits, mean_kl, top1_disagreements
 
@@ -15,6 +16,7 @@ from edgedsv4 import Engine, EngineOptions
 
 pytestmark = pytest.mark.gpu
 
+STORED = Path(__file__).parents[1] / "data" / "structure"
 LIMIT = 2e-4
 """As for the CPU against the stored logits."""
 
@@ -29,11 +31,9 @@ def logits(model: str, device: str, profile: str, token_ids: list[int], chunk: i
 
 @pytest.mark.parametrize("chunk", [420, 37])
 def test_gpu_gives_the_stored_logits(chunk: int) -> None:
-    token_ids = np.fromfile(structure_data.STORED / "tokens.i32", dtype=np.int32).tolist()
-    got = logits(str(structure_data.STORED / "official"), "cuda", "exact", token_ids, chunk)
-    assert_logits(
-        "structure", got, np.load(structure_data.STORED / "logits_transformers_f32.npy"), LIMIT
-    )
+    token_ids = np.fromfile(STORED / "tokens.i32", dtype=np.int32).tolist()
+    got = logits(str(STORED / "official"), "cuda", "exact", token_ids, chunk)
+    assert_logits("structure", got, np.load(STORED / "logits_transformers_f32.npy"), LIMIT)
 
 
 def test_gpu_and_cpu_agree_on_stored_formats() -> None:
