@@ -53,7 +53,7 @@ print(early, late)
 
 
 def test_a_chunk_takes_the_same_memory_late_in_a_timeline(tmp_path: Path) -> None:
-    """Scores of all heads over 3,072 rows, twice at once, would take 200 MB if they were not tiled."""
+    """Untiled scores of all heads over 3,072 rows would take 200 MB."""
     config = tiny_config(compress_ratios=(0, 4, 128), num_hash_layers=1)
     write_official(tmp_path, config, random_tensors(config, seed=2))
     found = subprocess.run(
