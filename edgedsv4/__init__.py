@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.inspection import plan_model as plan_model
     from edgedsv4.runtime.memory_plan import MemoryPlan as MemoryPlan
     from edgedsv4.runtime.memory_plan import PlanItem as PlanItem
-    from edgedsv4.runtime.random_model import RANDOM_NOTE as RANDOM_NOTE
-    from edgedsv4.runtime.random_model import SHIPPED_MODELS as SHIPPED_MODELS
     from edgedsv4.runtime.replies import DoneEvent as DoneEvent
     from edgedsv4.runtime.replies import ReplyStep as ReplyStep
     from edgedsv4.runtime.sampler import Sampler as Sampler
@@ -49,6 +47,9 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.scoring import save_all_logits as save_all_logits
     from edgedsv4.runtime.scoring import score_text as score_text
     from edgedsv4.runtime.session import Session as Session
+    from edgedsv4.runtime.shipped_models import DEFAULT_MODEL as DEFAULT_MODEL
+    from edgedsv4.runtime.shipped_models import SHIPPED_MODELS as SHIPPED_MODELS
+    from edgedsv4.runtime.shipped_models import ShippedModel as ShippedModel
     from edgedsv4.runtime.stats import StepStats as StepStats
     from edgedsv4.runtime.stats import SyncReport as SyncReport
     from edgedsv4.text.chat_json import Chat as Chat
@@ -116,16 +117,17 @@ _HOME = {
         "save_all_logits",
         "score_text",
     ),
-    "edgedsv4.runtime.random_model": (
-        "RANDOM_NOTE",
-        "SHIPPED_MODELS",
-    ),
     "edgedsv4.runtime.replies": (
         "DoneEvent",
         "ReplyStep",
     ),
     "edgedsv4.runtime.sampler": ("Sampler",),
     "edgedsv4.runtime.session": ("Session",),
+    "edgedsv4.runtime.shipped_models": (
+        "DEFAULT_MODEL",
+        "SHIPPED_MODELS",
+        "ShippedModel",
+    ),
     "edgedsv4.runtime.stats": (
         "StepStats",
         "SyncReport",
@@ -174,7 +176,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "RANDOM_NOTE",
+    "DEFAULT_MODEL",
     "SHIPPED_MODELS",
     "BackendUnavailableError",
     "BusyError",
@@ -212,6 +214,7 @@ __all__ = [
     "Score",
     "Session",
     "ShapeError",
+    "ShippedModel",
     "SnapshotError",
     "StepStats",
     "SyncReport",

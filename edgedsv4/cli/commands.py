@@ -43,7 +43,10 @@ class Command:
 
 MODEL = Flag(
     names=("MODEL",),
-    help="a GGUF file (any part of a split one), an official checkpoint directory, or random-tiny",
+    help=(
+        "a GGUF file (any part of a split one), an official checkpoint directory, or the name of a"
+        " shipped model: pocket-v4, random-tiny"
+    ),
 )
 JSON = Flag(names=("--json",), help="print one JSON document")
 PROMPT = (
@@ -99,7 +102,7 @@ COMMANDS = (
         "chat",
         "a conversation, line by line; works over a pipe",
         (
-            Flag(names=("MODEL",), help=f"{MODEL.help}; random-tiny if left out", optional=True),
+            Flag(names=("MODEL",), help=f"{MODEL.help}; pocket-v4 if left out", optional=True),
             SYSTEM,
             THINK,
             *SAMPLING_FLAGS,

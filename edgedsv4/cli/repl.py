@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from edgedsv4 import Engine, Message, PromptOptions, SamplingOptions, Session, ToolCall
     from edgedsv4.cli.terminal import Terminal
 
-DEFAULT_MODEL = "random-tiny"
-"""Stands in until a trained model is shipped."""
 _RECOVERABLE = (
     errors.ConfigError,
     errors.ContextFullError,
@@ -39,17 +37,26 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
     options = engine_options(args)
     prompting = prompt_options(args)
     system = None if args.system is None else check_argument(args.system, "--system")
-    model = args.model or DEFAULT_MODEL
+    model = args.model or edgedsv4.DEFAULT_MODEL
     with (
         edgedsv4.Engine.open(model, options, on_progress=terminal.progress) as engine,
         engine.new_session() as session,
     ):
-        if model in edgedsv4.SHIPPED_MODELS:
-            terminal.line(edgedsv4.RANDOM_NOTE)
+        introduce(model, terminal)
         chat = Chat(engine, session, terminal, sampling, prompting)
         chat.system = system
         chat.talk(read_messages(terminal))
     return 0
+
+
+def introduce(model: str, terminal: Terminal) -> None:
+    """Says what a shipped model is and what to try with it."""
+    shipped = edgedsv4.SHIPPED_MODELS.get(model)
+    if shipped is None:
+        return
+    terminal.line(shipped.note)
+    if shipped.prompts:
+        terminal.line(f"Try: {' | '.join(shipped.prompts)}")
 
 
 class Chat:

@@ -32,8 +32,8 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
         edgedsv4.Engine.open(args.model, options, on_progress=terminal.progress) as engine,
         engine.new_session() as session,
     ):
-        if args.model in edgedsv4.SHIPPED_MODELS:
-            terminal.note(edgedsv4.RANDOM_NOTE)
+        if shipped := edgedsv4.SHIPPED_MODELS.get(args.model):
+            terminal.note(shipped.note)
         # Before the session works there is nothing to cancel: here Ctrl+C just leaves.
         prompt_ids = raw_ids(engine.tokenizer, text) if args.raw else []
         try:

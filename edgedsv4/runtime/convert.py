@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from edgedsv4.errors import CancelledError, ConfigError
 from edgedsv4.formats.block_types import BLOCK_TYPES, BlockType
-from edgedsv4.formats.checkpoint import Checkpoint, open_checkpoint
 from edgedsv4.formats.gguf_stream import StreamedFile, stream_gguf
 from edgedsv4.kernels.quantize import ENCODABLE_TYPES
 from edgedsv4.model.weight_names import EXPERT_ROWS
 from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime.conversion_metadata import draft_metadata, model_metadata
 from edgedsv4.runtime.conversion_plan import ConversionPlan, TypeRule, WeightClass, plan_conversion
-from edgedsv4.runtime.random_model import model_path
+from edgedsv4.runtime.shipped_models import open_model
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from edgedsv4.formats.checkpoint import Checkpoint
 
 MtpPlace = Literal["separate", "inside", "none"]
 FloatType = Literal["Q8_0", "BF16", "F16", "F32"]
@@ -201,7 +202,7 @@ def _run(
     should_stop: Callable[[], bool] | None,
 ) -> ConvertReport:
     started = time.monotonic()
-    with model_path(source) as path, open_checkpoint(path) as checkpoint:
+    with open_model(source) as checkpoint:
         _check_target(job.target, checkpoint)
         bound = bind_weights(checkpoint)
         plan = plan_conversion(bound, job.rule, mtp=job.mtp, importance=job.importance)

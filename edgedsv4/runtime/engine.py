@@ -20,7 +20,6 @@ import torch
 
 from edgedsv4.config import EngineOptions
 from edgedsv4.errors import BusyError, CapacityError, ConfigError, Dsv4Error
-from edgedsv4.formats.checkpoint import open_checkpoint
 from edgedsv4.formats.sigbus import install_guard
 from edgedsv4.model.kv_cache import Numerics
 from edgedsv4.model.model import Model
@@ -44,8 +43,8 @@ from edgedsv4.runtime.memory_plan import (
     weight_items,
     workspace_bytes,
 )
-from edgedsv4.runtime.random_model import RANDOM_NOTE, SHIPPED_MODELS, model_path
 from edgedsv4.runtime.session import Session, SessionParts
+from edgedsv4.runtime.shipped_models import SHIPPED_MODELS, open_model
 from edgedsv4.runtime.verify import verify_weights
 from edgedsv4.text.prompt import render_prompt
 from edgedsv4.text.tokenizer import Tokenizer
@@ -112,7 +111,7 @@ class Engine:
 
         Args:
             model: a GGUF file (any part of a split one), an official checkpoint directory, or the
-                name of a shipped model (`random-tiny`).
+                name of a shipped model (`pocket-v4`, `random-tiny`).
             options: choices for this engine.
             on_progress: told what is being done.
 
@@ -132,14 +131,15 @@ class Engine:
             install_guard()
         with ExitStack() as stack:
             report("open model", 0, 4)
-            path = stack.enter_context(model_path(model))
-            checkpoint = stack.enter_context(open_checkpoint(path))
+            checkpoint = stack.enter_context(open_model(model))
             bound = bind_weights(checkpoint)
             weights = _weight_bytes(bound)
             plan = _checked_plan(checkpoint, weights, options, memory_budget(device, options))
             report("open model", 1, 4)
             if options.verify:
-                verify_weights(bound, path, lambda done, total: report("verify", done, total))
+                verify_weights(
+                    bound, checkpoint.path, lambda done, total: report("verify", done, total)
+                )
             loaded, experts = load_weights(bound)
             report("open model", 2, 4)
             numerics = Numerics(
@@ -396,15 +396,17 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
 def _notes(
     model: str | Path, checkpoint: Checkpoint, bound: BoundWeights, plan: MemoryPlan
 ) -> tuple[str, ...]:
-    notes = [*checkpoint.warnings, *bound.warnings]
-    if checkpoint.config.num_draft_layers:
-        notes.append("the MTP block inside is loaded, replies do not use it yet")
+    warnings = [*checkpoint.warnings, *bound.warnings]
     if not plan.experts_fit:
-        notes.append(
+        warnings.append(
             "the routed experts do not fit in memory beside the rest; they are read from disk as"
             " they are needed, which is slow"
         )
-    for note in notes:
-        logger.warning("%s: %s", checkpoint.name, note)
-    # Whoever asks for the random model by name need not be warned of it.
-    return (RANDOM_NOTE, *notes) if str(model) in SHIPPED_MODELS else tuple(notes)
+    for warning in warnings:
+        logger.warning("%s: %s", checkpoint.name, warning)
+    # What follows is no reason to warn: it is what was asked for.
+    shipped = SHIPPED_MODELS.get(str(model))
+    facts = [] if shipped is None else [shipped.note]
+    if checkpoint.config.num_draft_layers:
+        facts.append("the MTP block is loaded, replies do not use it yet")
+    return (*facts, *warnings)

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedsv4.errors import ConfigError, FormatError
-from edgedsv4.formats.checkpoint import Checkpoint, open_checkpoint
 from edgedsv4.model.weight_table import WeightLine, weight_report
 from edgedsv4.runtime.host import available_ram_bytes
 from edgedsv4.runtime.memory_plan import MemoryPlan, plan_memory, weight_items
-from edgedsv4.runtime.random_model import model_path
+from edgedsv4.runtime.shipped_models import open_model
 from edgedsv4.text.prompt import Prompt, PromptOptions, render_prompt
 from edgedsv4.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions, ModelConfig
+    from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.text.chat_json import Chat
 
 _SHAPE_FIELDS = (
@@ -130,7 +130,7 @@ def inspect_model(model: str | Path) -> Inspection:
         FormatError: when the header itself cannot be read; a header that reads well but cannot run
             is an answer, with `problems`.
     """
-    with _opened(model) as checkpoint:
+    with open_model(model) as checkpoint:
         problems: tuple[str, ...] = ()
         try:
             lines = weight_report(checkpoint)
@@ -163,7 +163,7 @@ def plan_model(model: str | Path, options: EngineOptions) -> MemoryPlan:
         FormatError: when the header cannot be read or its tensors do not fit the configuration.
         ConfigError: when the context is beyond the model's own.
     """
-    with _opened(model) as checkpoint:
+    with open_model(model) as checkpoint:
         sizes = [(line.role, line.nbytes) for line in weight_report(checkpoint)]
         config = checkpoint.config
         if options.context is not None and options.context > config.max_context:
@@ -189,18 +189,8 @@ def open_text(model: str | Path) -> Iterator[ModelText]:
         FormatError: when the header or the tokenizer cannot be read.
         ConfigError: when the model has no tokenizer.
     """
-    with _opened(model) as checkpoint:
+    with open_model(model) as checkpoint:
         yield ModelText(_tokenizer(checkpoint), checkpoint.encoding_hint)
-
-
-@contextmanager
-def _opened(model: str | Path) -> Iterator[Checkpoint]:
-    with model_path(model) as path:
-        checkpoint = open_checkpoint(path)
-        try:
-            yield checkpoint
-        finally:
-            checkpoint.close()
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -10,16 +10,13 @@ for the end of the turn, and tokens that only structure a prompt have none.
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from edgedsv4.config import ModelConfig, RopeScaling
-from edgedsv4.errors import ConfigError
 from edgedsv4.formats.block_types import BLOCK_TYPES
 from edgedsv4.formats.gguf_values import GgufType
 from edgedsv4.formats.gguf_write import GgufWriter
@@ -36,14 +33,6 @@ from edgedsv4.text import special_tokens
 from edgedsv4.text.byte_alphabet import CHAR_OF_BYTE
 
 FloatArray = npt.NDArray[np.float32]
-
-RANDOM_TINY = "random-tiny"
-SHIPPED_MODELS = (RANDOM_TINY,)
-"""Names that can be opened in place of a file."""
-RANDOM_NOTE = (
-    "random-tiny has seeded random weights: its replies are random characters; name a model file"
-    " for real text"
-)
 
 _ARCHITECTURE = "deepseek4"
 _CONTROL = 3
@@ -135,28 +124,6 @@ def build_random_model(path: Path, seed: int = 0) -> None:
     for layer in range(config.num_layers):
         _add_layer(writer, config, layer, draw)
     writer.write()
-
-
-@contextmanager
-def model_path(model: str | Path) -> Iterator[Path]:
-    """The path of a model, given as path or as the name of a shipped model.
-
-    A shipped model is built in a new directory that only this user can enter (nobody else can put
-    a file or a link in its way), and removed when the context ends.
-
-    Raises:
-        ConfigError: an empty name.
-    """
-    if not str(model):
-        # As a path it would mean the working directory.
-        raise ConfigError(f"the model's name is empty; give a path or {', '.join(SHIPPED_MODELS)}")
-    if str(model) not in SHIPPED_MODELS:
-        yield Path(model)
-        return
-    with tempfile.TemporaryDirectory(prefix="edgedsv4-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / f"{model}.gguf"
-        build_random_model(path)
-        yield path
 
 
 class _Draw:

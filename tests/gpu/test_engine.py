@@ -8,7 +8,7 @@ import pytest
 from edgedsv4.config import EngineOptions
 from edgedsv4.errors import CapacityError
 from edgedsv4.runtime.engine import Engine
-from edgedsv4.runtime.random_model import RANDOM_TINY
+from edgedsv4.runtime.shipped_models import RANDOM_TINY
 
 pytestmark = pytest.mark.gpu
 

@@ -27,6 +27,7 @@ TORCH_FREE = [
     "edgedsv4.runtime.memory_plan",
     "edgedsv4.runtime.random_model",
     "edgedsv4.runtime.scoring",
+    "edgedsv4.runtime.shipped_models",
 ]
 
 

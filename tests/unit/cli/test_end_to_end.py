@@ -49,10 +49,25 @@ def test_run_answers_and_repeats_itself_with_a_seed() -> None:
     assert [first[k] for k in ("text", "thinking")] == [second[k] for k in ("text", "thinking")]
 
 
-def test_chat_opens_the_random_model_and_says_so_in_one_line() -> None:
-    done = edgedsv4_command("chat", stdin=b"/exit\n")
-    expected = f"{edgedsv4.RANDOM_NOTE}\n".encode()
+def test_chat_without_a_model_talks_to_the_shipped_one() -> None:
+    out = output("chat", "--threads", "1", "--temp", "0", stdin=b"Who are you?\n/exit\n")
+    note, examples, *conversation = out.splitlines()
+    assert note == edgedsv4.SHIPPED_MODELS["pocket-v4"].note
+    assert examples.startswith("Try: Tell me a story")
+    assert conversation[-1] == "I am the edgedsv4 pocket model. I only know simple things."
+
+
+def test_chat_with_the_random_model_says_so_in_one_line() -> None:
+    done = edgedsv4_command("chat", "random-tiny", stdin=b"/exit\n")
+    expected = f"{edgedsv4.SHIPPED_MODELS['random-tiny'].note}\n".encode()
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
+
+
+def test_inspect_and_plan_count_the_draft_block_of_the_shipped_model() -> None:
+    found = json.loads(output("inspect", "pocket-v4", "--json"))
+    assert (found["problems"], found["warnings"]) == ([], [])
+    assert "draft block" in {role["name"] for role in found["roles"]}
+    assert "draft block" in output("plan", "pocket-v4", "--ctx", "1000")
 
 
 def test_chat_works_over_a_pipe() -> None:

@@ -10,6 +10,7 @@ from scripted_engine import PipedStdin, ScriptedEngine, Step, Thinking, scripted
 
 import edgedsv4
 from edgedsv4.cli import main
+from edgedsv4.cli.commands import COMMANDS as COMMAND_TABLE
 from edgedsv4.cli.repl import COMMANDS
 
 Talk = Callable[..., tuple[int, str, str]]
@@ -43,11 +44,19 @@ def test_replies_are_streamed_one_per_line(talk: Talk) -> None:
     assert talk(engine, "hi\nsee you\n") == (0, "Hello\nBye\n", "")
 
 
-def test_default_model_is_the_random_one_and_says_so(talk: Talk) -> None:
+def test_default_model_is_the_one_the_help_names(talk: Talk) -> None:
     engine = scripted_engine()
     out = talk(engine, "", "--seed", "1")[1]
-    assert engine.opened[0][0] == "random-tiny"
-    assert out == f"{edgedsv4.RANDOM_NOTE}\n"
+    assert engine.opened[0][0] == edgedsv4.DEFAULT_MODEL
+    chat = next(command for command in COMMAND_TABLE if command.name == "chat")
+    assert chat.flags[0].help.endswith(f"{edgedsv4.DEFAULT_MODEL} if left out")
+    assert edgedsv4.SHIPPED_MODELS[edgedsv4.DEFAULT_MODEL].note in out
+
+
+def test_shipped_model_says_what_it_is_and_what_to_try(talk: Talk) -> None:
+    note, examples = talk(scripted_engine(), "", "pocket-v4")[1].splitlines()
+    assert note.startswith("pocket-v4 is a small demo model (23M parameters)")
+    assert examples.count("|") == 2
 
 
 def test_next_turn_carries_the_conversation_with_its_thinking(talk: Talk) -> None:

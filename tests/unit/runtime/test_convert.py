@@ -31,7 +31,7 @@ from edgedsv4.runtime.convert import (
     QuantizeOptions,
     convert_model,
 )
-from edgedsv4.runtime.random_model import RANDOM_TINY
+from edgedsv4.runtime.shipped_models import RANDOM_TINY
 
 CONFIG = tiny_config(num_draft_layers=1)
 

@@ -24,8 +24,9 @@ from edgedsv4.errors import (
 from edgedsv4.formats.checkpoint import open_checkpoint
 from edgedsv4.runtime.engine import Engine
 from edgedsv4.runtime.memory_plan import StateLayout
-from edgedsv4.runtime.random_model import RANDOM_NOTE, RANDOM_TINY, build_random_model
+from edgedsv4.runtime.random_model import build_random_model
 from edgedsv4.runtime.replies import DoneEvent
+from edgedsv4.runtime.shipped_models import RANDOM_TINY, SHIPPED_MODELS
 from edgedsv4.text.messages import Message
 from edgedsv4.text.prompt import PromptOptions
 
@@ -111,10 +112,10 @@ def test_checkpoint_takes_at_most_the_planned_bytes(engine: Engine) -> None:
             assert session.checkpoint_nbytes() - before <= layout.checkpoint_bytes
 
 
-def test_shipped_name_opens_says_so_and_leaves_nothing_behind() -> None:
+def test_random_name_opens_says_so_and_leaves_nothing_behind() -> None:
     engine = Engine.open(RANDOM_TINY, OPTIONS)
     description = engine.describe()
-    assert description["notes"] == [RANDOM_NOTE]
+    assert description["notes"] == [SHIPPED_MODELS[RANDOM_TINY].note]
     folder = Path(str(description["path"])).parent
     assert folder.is_dir()
     engine.close()

@@ -15,7 +15,7 @@ from edgedsv4.errors import ConfigError, ShapeError
 from edgedsv4.formats.gguf import read_gguf
 from edgedsv4.kernels.quantize import quantize
 from edgedsv4.runtime.convert import QuantizeOptions, quantize_model
-from edgedsv4.runtime.random_model import RANDOM_TINY
+from edgedsv4.runtime.shipped_models import RANDOM_TINY
 
 
 def types_of(path: Path) -> dict[str, str]:

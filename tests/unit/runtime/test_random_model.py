@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgedsv4.errors import ConfigError
 from edgedsv4.formats.checkpoint import open_checkpoint
 from edgedsv4.formats.tokenizer_spec import TokenizerSpec
 from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime.random_model import (
-    RANDOM_TINY,
     build_random_model,
-    model_path,
     random_config,
 )
 from edgedsv4.text.messages import Message
@@ -95,23 +91,3 @@ def test_matrices_are_rounded_to_nearest_even(path: Path) -> None:
     values = (words << 16).view(np.float32)
     assert np.isfinite(values).all()
     assert abs(float(values.std()) - 1.0) < 0.01
-
-
-def test_shipped_name_is_built_in_a_private_place_and_removed() -> None:
-    with model_path(RANDOM_TINY) as path:
-        folder = path.parent
-        assert path.is_file()
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        with model_path(RANDOM_TINY) as other:
-            assert other.parent != folder
-    assert not folder.exists()
-
-
-def test_empty_name_is_not_the_working_directory() -> None:
-    with pytest.raises(ConfigError, match="name is empty"), model_path(""):
-        pass
-
-
-def test_other_names_are_paths() -> None:
-    with model_path("somewhere/model.gguf") as path:
-        assert path == Path("somewhere/model.gguf")
