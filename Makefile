@@ -3,6 +3,7 @@
 # sets up $(VENV), later runs find the stamps in it and start at once.
 #
 #   make chat MODEL=flash.gguf            another model        make chat ARGS="--ctx 8192"
+#   make eval                             figures of the pocket model, in eval.json
 #   make test PYTEST="-k gguf"            part of the suite    make test WORKERS=0     in one process
 #   make chat TORCH="torch --index-url URL"   another torch build, 2.11 or newer
 #   make chat TORCH=                      the torch that $(PYTHON) already has
@@ -34,7 +35,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c $(STAMPS)/con
 # checkout on Python's path; the other mode is lost to a folder of the same name, as beside a clone.
 INSTALL := $(PIP) --quiet --no-build-isolation --config-settings editable_mode=compat
 
-.PHONY: chat test lint docs setup clean
+.PHONY: chat test eval lint docs setup clean
 
 # With job control the chat is a process group of its own: Ctrl+C stops its reply and not make.
 chat: $(STAMPS)/package
@@ -42,6 +43,14 @@ chat: $(STAMPS)/package
 
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(PYTEST)
+
+# The table of what the pocket model (or MODEL, a file) can do; see apps/pocket/README.md.
+#   make eval ARGS="--until 600 --sets recall,kl-"
+POCKET_CORPUS := $(wildcard apps/pocket/build/corpus.tar.xz)
+eval: $(STAMPS)/package
+	PYTHONPATH=apps OMP_NUM_THREADS=1 $(BIN)/python -m pocket.evaluate \
+	  $(or $(MODEL),edgedsv4/data/pocket-v4/pocket-v4.gguf) --workers $(or $(filter-out 0,$(WORKERS)),1) \
+	  $(if $(POCKET_CORPUS),--corpus $(POCKET_CORPUS)) --out eval.json $(ARGS)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ those that training leaves out. Short recall and the like are new by chance alon
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
@@ -32,16 +32,25 @@ if TYPE_CHECKING:
 RECALL_TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 RECALL_MARGIN = 40
 """Room left for the question, so that the whole document fits the context it is named after."""
+_PROSE_TOKENS = (1024, 4096)
 _FACTS_BY_TIER = {"T1": 8, "T2": 8, "T3": 4}
 
 
-def validation_items(corpus: Corpus, tokenizer: Tokenizer, *, items: int) -> Iterator[Item]:
-    """All validation documents.
+def validation_items(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    *,
+    items: int,
+    wanted: Callable[[str], bool] = lambda _name: True,
+) -> Iterator[Item]:
+    """All validation documents, or those of some sets.
 
     Args:
         corpus: the whole archive.
         tokenizer: measures the filler of long recall.
         items: documents per set; sets of 16K tokens and more have a quarter of it.
+        wanted: given the name of a set, whether to make its documents; they do not depend on what
+            other sets are made.
     """
     encoder = TextEncoder(tokenizer)
     _, held_out = split_prose(corpus.prose)
@@ -51,11 +60,12 @@ def validation_items(corpus: Corpus, tokenizer: Tokenizer, *, items: int) -> Ite
 
     tasks = Tasks(training_corpus(corpus), count)
     for name, generator, size in _sets(tasks, Filler(held_out, count), items):
-        for i in range(size):
+        for i in range(size if wanted(name) else 0):
             seed = VALIDATION_SEED + zlib.crc32(name.encode()) % 10**6 * 1000 + i
             yield Item(name, seed, generator(Random(seed)))
     for text in held_out:
-        yield from _prose_items(text, encoder)
+        if any(wanted(f"prose-{text.source}-{size}") for size in _PROSE_TOKENS):
+            yield from (item for item in _prose_items(text, encoder) if wanted(item.set_name))
 
 
 def _sets(tasks: Tasks, filler: Filler, items: int) -> Iterator[tuple[str, Generator, int]]:
@@ -106,7 +116,7 @@ def _arithmetic(digits: int, *, thinks: bool) -> Generator:
 
 def _prose_items(text: Prose, encoder: TextEncoder) -> Iterator[Item]:
     """A held-out text in pieces of about 1,000 and of about 4,000 tokens."""
-    for size in (1024, 4096):
+    for size in _PROSE_TOKENS:
         piece: list[str] = []
         left = size - 2
         for paragraph in text.paragraphs:
