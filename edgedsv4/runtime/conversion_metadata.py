@@ -68,7 +68,7 @@ def model_metadata(checkpoint: Checkpoint, expert_type: str) -> list[MetadataEnt
     entries = [_text("general.architecture", "deepseek4")]
     carried = _carried(checkpoint) if checkpoint.kind == "gguf" else _described(checkpoint)
     entries += carried
-    entries += [MetadataEntry(f"{_PREFIX}{k}", v, t) for k, v, t in _config_keys(checkpoint.config)]
+    entries += config_entries(checkpoint.config)
     if expert_type in _FILE_TYPES:
         entries.append(_u32("general.file_type", _FILE_TYPES[expert_type]))
     entries.append(_u32("general.quantization_version", _QUANTIZATION_VERSION))
@@ -96,6 +96,11 @@ def draft_metadata(main: Sequence[MetadataEntry], config: ModelConfig) -> list[M
     ]
     entries.append(_u32(f"{_PREFIX}nextn_predict_layers", 1))
     return entries
+
+
+def config_entries(config: ModelConfig) -> list[MetadataEntry]:
+    """Keys that describe a model's shape and constants, as llama.cpp's converter names them."""
+    return [MetadataEntry(f"{_PREFIX}{k}", v, t) for k, v, t in _config_keys(config)]
 
 
 def _config_keys(config: ModelConfig) -> Iterator[tuple[str, MetadataValue, GgufType]]:

@@ -140,18 +140,7 @@ class Engine:
                 verify_weights(
                     bound, checkpoint.path, lambda done, total: report("verify", done, total)
                 )
-            loaded, experts = load_weights(bound)
-            report("open model", 2, 4)
-            numerics = Numerics(
-                profile=options.profile, dtype=TORCH_DTYPES[options.dtype], device=device
-            )
-            network = Model(
-                checkpoint.config,
-                place_weights(loaded, device),
-                MappedExperts(experts, device),
-                numerics,
-                backend=options.backend,
-            )
+            network = _load_model(bound, options, device)
             report("open model", 3, 4)
             tokenizer = _tokenizer(checkpoint)
             threads = options.threads or _default_threads(weights)
@@ -340,6 +329,17 @@ class Engine:
         )
         if plan.needed_bytes + others > plan.available_bytes:
             raise _too_large(f"a session of {capacity:,} tokens", plan, others)
+
+
+def _load_model(bound: BoundWeights, options: EngineOptions, device: torch.device) -> Model:
+    weights, experts = load_weights(bound)
+    return Model(
+        bound.config,
+        place_weights(weights, device),
+        MappedExperts(experts, device),
+        Numerics(profile=options.profile, dtype=TORCH_DTYPES[options.dtype], device=device),
+        backend=options.backend,
+    )
 
 
 def _default_threads(weights: dict[str, int]) -> int:

@@ -29,6 +29,7 @@ from edgedsv4.model.weight_names import (
     WeightRow,
     dimensions,
 )
+from edgedsv4.runtime.conversion_metadata import config_entries
 from edgedsv4.text import special_tokens
 from edgedsv4.text.byte_alphabet import CHAR_OF_BYTE
 
@@ -222,56 +223,5 @@ def _add_tokenizer(writer: GgufWriter, config: ModelConfig) -> None:
 def _add_metadata(writer: GgufWriter, config: ModelConfig, seed: int) -> None:
     writer.add_metadata("general.architecture", _ARCHITECTURE, GgufType.STRING)
     writer.add_metadata("general.name", f"random-tiny, seed {seed}", GgufType.STRING)
-    for key, number in _integer_keys(config).items():
-        writer.add_metadata(f"{_ARCHITECTURE}.{key}", number, GgufType.U32)
-    for key, value in _float_keys(config).items():
-        writer.add_metadata(f"{_ARCHITECTURE}.{key}", value, GgufType.F32)
-    for key, limits in (("exp", config.swiglu_limits), ("shexp", config.shared_swiglu_limits)):
-        writer.add_metadata(f"{_ARCHITECTURE}.swiglu_clamp_{key}", np.array(limits), GgufType.F32)
-    ratios = np.array(config.compress_ratios)
-    writer.add_metadata(f"{_ARCHITECTURE}.attention.compress_ratios", ratios, GgufType.I32)
-    writer.add_metadata(f"{_ARCHITECTURE}.rope.scaling.type", "yarn", GgufType.STRING)
-    writer.add_metadata(f"{_ARCHITECTURE}.expert_weights_norm", True, GgufType.BOOL)
-
-
-def _integer_keys(config: ModelConfig) -> dict[str, int]:
-    return {
-        "block_count": config.num_layers,
-        "context_length": config.max_context,
-        "vocab_size": config.vocab_size,
-        "embedding_length": config.hidden_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": 1,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.q_lora_rank": config.q_lora_rank,
-        "attention.sliding_window": config.window,
-        "attention.output_group_count": config.output_groups,
-        "attention.output_lora_rank": config.output_lora_rank,
-        "attention.indexer.head_count": config.index_heads,
-        "attention.indexer.key_length": config.index_dim,
-        "attention.indexer.top_k": config.index_topk,
-        "rope.dimension_count": config.rope_dim,
-        "rope.scaling.original_context_length": 4096,
-        "expert_count": config.num_experts,
-        "expert_used_count": config.experts_per_token,
-        "expert_shared_count": config.num_shared_experts,
-        "expert_feed_forward_length": config.expert_width,
-        "expert_gating_func": 4,
-        "hash_layer_count": config.num_hash_layers,
-        "hyper_connection.count": config.hc_streams,
-        "hyper_connection.sinkhorn_iterations": config.hc_sinkhorn_iterations,
-    }
-
-
-def _float_keys(config: ModelConfig) -> dict[str, float]:
-    return {
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "attention.compress_rope_freq_base": config.compress_rope_theta,
-        "rope.freq_base": config.rope_theta,
-        "rope.scaling.factor": 16.0,
-        "rope.scaling.yarn_beta_fast": 32.0,
-        "rope.scaling.yarn_beta_slow": 1.0,
-        "expert_weights_scale": config.routed_scale,
-        "hyper_connection.epsilon": config.hc_eps,
-    }
+    for entry in config_entries(config):
+        writer.add_metadata(entry.key, entry.value, entry.value_type)

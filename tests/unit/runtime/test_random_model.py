@@ -19,7 +19,7 @@ from edgedsv4.text.messages import Message
 from edgedsv4.text.prompt import PromptOptions, render_prompt
 from edgedsv4.text.tokenizer import Tokenizer
 
-PINNED_DIGEST = "4b7c18e77d4a6199"
+PINNED_DIGEST = "aa7907faf3421f66"
 
 
 @pytest.fixture(scope="module")
