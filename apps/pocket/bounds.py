@@ -21,7 +21,8 @@ def interval(successes: float, count: int, *, z: float = 1.96) -> tuple[float, f
     rate, square = successes / count, z * z / count
     middle = (rate + square / 2) / (1 + square)
     spread = z / (1 + square) * math.sqrt(rate * (1 - rate) / count + square / count / 4)
-    return max(0.0, middle - spread), min(1.0, middle + spread)
+    # Rounding must not put the rate itself outside.
+    return max(0.0, min(rate, middle - spread)), min(1.0, max(rate, middle + spread))
 
 
 def least_successes(count: int, rate: float, *, risk: float = 1e-3) -> int:

@@ -135,13 +135,26 @@ class Forced:
 
 def judge_given(forced: ForcedLogits, given: Given) -> Forced:
     """Score the targets of a document, each behind the true tokens before it."""
+    turns = judge_turns(forced, given)
+    return Forced(
+        sum(turn.tokens for turn in turns),
+        sum(turn.right for turn in turns),
+        sum(turn.nll for turn in turns),
+    )
+
+
+def judge_turns(forced: ForcedLogits, given: Given) -> list[Forced]:
+    """The same for each run of targets, which in a chat are the assistant's turns."""
     places = np.flatnonzero(given.is_target)
     start = int(places[0]) - 1
     log_probs = log_softmax(forced(given.ids[: int(places[-1])], start))
-    rows = log_probs[torch.from_numpy(places - 1 - start)]
-    targets = torch.tensor(given.ids)[torch.from_numpy(places)]
-    nll = -rows.gather(1, targets[:, None]).double().sum()
-    return Forced(len(places), int((rows.argmax(dim=1) == targets).sum()), float(nll))
+    ids = torch.tensor(given.ids)
+    turns = []
+    for turn in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
+        rows, targets = log_probs[torch.from_numpy(turn - 1 - start)], ids[torch.from_numpy(turn)]
+        nll = -rows.gather(1, targets[:, None]).double().sum()
+        turns.append(Forced(len(turn), int((rows.argmax(dim=1) == targets).sum()), float(nll)))
+    return turns
 
 
 def log_softmax(logits: Logits) -> Tensor:
