@@ -3,7 +3,7 @@
 # sets up $(VENV), later runs find the stamps in it and start at once.
 #
 #   make chat MODEL=flash.gguf            another model        make chat ARGS="--ctx 8192"
-#   make eval                             figures of the pocket model, in eval.json
+#   make eval                             figures of the pocket model, in build/eval.json
 #   make test PYTEST="-k gguf"            part of the suite    make test WORKERS=0     in one process
 #   make chat TORCH="torch --index-url URL"   another torch build, 2.11 or newer
 #   make chat TORCH=                      the torch that $(PYTHON) already has
@@ -48,9 +48,10 @@ test: $(STAMPS)/test
 #   make eval ARGS="--until 600 --sets recall,kl-"
 POCKET_CORPUS := $(wildcard apps/pocket/build/corpus.tar.xz)
 eval: $(STAMPS)/package
+	@mkdir -p build
 	PYTHONPATH=apps OMP_NUM_THREADS=1 $(BIN)/python -m pocket.evaluate \
 	  $(or $(MODEL),edgedsv4/data/pocket-v4/pocket-v4.gguf) --workers $(or $(filter-out 0,$(WORKERS)),1) \
-	  $(if $(POCKET_CORPUS),--corpus $(POCKET_CORPUS)) --out eval.json $(ARGS)
+	  $(if $(POCKET_CORPUS),--corpus $(POCKET_CORPUS)) --out build/eval.json $(ARGS)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
