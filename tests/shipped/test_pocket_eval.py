@@ -38,6 +38,8 @@ FOLDER = Path(edgedsv4.__file__).parent / "data" / "pocket-v4"
 MODEL = FOLDER / "pocket-v4.gguf"
 FIGURES = json.loads((FOLDER / "eval.json").read_text("utf-8"))
 SEED = 3_000_000
+FEW = 0.01
+"""Risk that a handful of greedy replies, always the same ones, lies below its band."""
 
 
 @pytest.fixture(scope="module")
@@ -108,27 +110,27 @@ def test_random_rows_instead_of_the_indexers_lose_the_facts(engine: Engine) -> N
 
 
 def test_stories_hold_the_animal_and_the_name_asked_for(engine: Engine) -> None:
-    right, count = right_replies(engine, story_document, 4)
+    right, count = right_replies(engine, story_document, 6)
     measured = by_runtime("stories", "all asked words in the reply")
-    assert right >= band(measured, count)[0] > 0
+    assert right >= band(measured, count, risk=FEW)[0] > 0
 
 
 def test_sums_are_right_with_thinking(engine: Engine) -> None:
     generator = partial(arithmetic_document, held_out=True, thinks=True, digits=2)
     right, count = right_replies(engine, generator, 8)
     measured = by_runtime("arith-2-digits-thinking", "right replies")
-    assert right >= band(measured, count)[0] > 0
+    assert right >= band(measured, count, risk=FEW)[0] > 0
 
 
 def test_words_are_copied(engine: Engine) -> None:
     generator = partial(list_document, kind="copy", longest=6)
     right, count = right_replies(engine, generator, 8)
-    assert right >= band(by_training_program("copy"), count)[0] > 0
+    assert right >= band(by_training_program("copy"), count, risk=FEW)[0] > 0
 
 
 def test_tools_are_called_with_the_right_arguments(engine: Engine) -> None:
     right, count = right_replies(engine, tool_document, 6)
-    assert right >= band(by_training_program("tools"), count)[0] > 0
+    assert right >= band(by_training_program("tools"), count, risk=FEW)[0] > 0
 
 
 def test_most_first_drafts_of_stories_are_accepted(engine: Engine) -> None:
