@@ -59,7 +59,7 @@ def plan(args: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the memory of one session by item; exit status 0 also when it does not fit."""
     options = engine_options(args)
     if options.vram_bytes is not None:
-        terminal.note("edgedsv4: --vram has no effect yet: everything is computed on the CPU")
+        terminal.note("edgedsv4: --vram has no effect: the plan is for the CPU, --ram bounds that")
     report = edgedsv4.plan_model(args.model, options)
     if args.json:
         terminal.json(report.to_json())

@@ -82,6 +82,15 @@ def memory_budget(device: torch.device, options: EngineOptions) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
+def unused_budget(device: torch.device, options: EngineOptions) -> str | None:
+    """What to tell a user whose memory budget bounds nothing on this device."""
+    if device.type == "cpu" and options.vram_bytes is not None:
+        return "vram_bytes has no effect: everything is computed on the CPU, ram_bytes bounds that"
+    if device.type != "cpu" and options.ram_bytes is not None:
+        return f"ram_bytes has no effect: the model is computed on {device}, vram_bytes bounds that"
+    return None
+
+
 def kernels_by_operation(backend: Backend) -> dict[str, str]:
     """Which implementation each operation runs.
 

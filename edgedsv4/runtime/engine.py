@@ -32,6 +32,7 @@ from edgedsv4.runtime.device import (
     place_weights,
     resident_bytes,
     resolve_device,
+    unused_budget,
 )
 from edgedsv4.runtime.expert_store import MappedExperts
 from edgedsv4.runtime.host import physical_cores
@@ -145,7 +146,7 @@ class Engine:
             tokenizer = _tokenizer(checkpoint)
             threads = options.threads or _default_threads(weights)
             torch.set_num_threads(threads)
-            notes = _notes(model, checkpoint, bound, plan)
+            notes = _notes(model, checkpoint, bound, plan, unused_budget(device, options))
             report("open model", 4, 4)
             opened = _Opened(
                 checkpoint, network, tokenizer, plan, weights, threads, notes, stack.pop_all()
@@ -394,9 +395,15 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
 
 
 def _notes(
-    model: str | Path, checkpoint: Checkpoint, bound: BoundWeights, plan: MemoryPlan
+    model: str | Path,
+    checkpoint: Checkpoint,
+    bound: BoundWeights,
+    plan: MemoryPlan,
+    unused: str | None,
 ) -> tuple[str, ...]:
     warnings = [*checkpoint.warnings, *bound.warnings]
+    if unused is not None:
+        warnings.append(unused)
     if not plan.experts_fit:
         warnings.append(
             "the routed experts do not fit in memory beside the rest; they are read from disk as"

@@ -321,3 +321,17 @@ def test_a_larger_model_takes_the_physical_cores(monkeypatch: pytest.MonkeyPatch
     with Engine.open("random-tiny", EngineOptions(context=64)) as engine:
         assert engine.describe()["threads"] == 3
     torch.set_num_threads(1)
+
+
+def test_budget_that_bounds_nothing_is_announced() -> None:
+    with Engine.open("random-tiny", EngineOptions(context=64, vram_bytes=1 << 30)) as engine:
+        notes = engine.describe()["notes"]
+    assert isinstance(notes, list)
+    assert any("vram_bytes has no effect" in note for note in notes)
+
+
+def test_budget_that_is_used_is_not_announced() -> None:
+    with Engine.open("random-tiny", EngineOptions(context=64, ram_bytes=1 << 33)) as engine:
+        notes = engine.describe()["notes"]
+    assert isinstance(notes, list)
+    assert not any("no effect" in note for note in notes)
