@@ -15,6 +15,13 @@ from edgedsv4.config import ModelConfig, RopeScaling
 from edgedsv4.errors import ConfigError
 
 VOCAB_SIZE: Final = 4096
+_QUANTIZATION: Final[Mapping[str, Any]] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "scale_fmt": "ue8m0",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
 
 
 def pocket_v4() -> ModelConfig:
@@ -157,13 +164,7 @@ def config_json(config: ModelConfig, *, is_quantised: bool) -> dict[str, Any]:
     }
     if is_quantised:
         entries["expert_dtype"] = "fp4"
-        entries["quantization_config"] = {
-            "quant_method": "fp8",
-            "fmt": "e4m3",
-            "scale_fmt": "ue8m0",
-            "activation_scheme": "dynamic",
-            "weight_block_size": [128, 128],
-        }
+        entries["quantization_config"] = dict(_QUANTIZATION)
     return entries
 
 
