@@ -1,0 +1,248 @@
+/* The native kernels: every function that Python calls, and the records that pass between them.
+ *
+ * Parsed by cffi as it stands, so there is no preprocessor line in this file; what only C needs is in
+ * common.h. Functions take outputs first. Sizes and strides are in elements unless their name says
+ * bytes. Nothing here allocates, prints or keeps state but the thread pool (threads.c) and the chosen
+ * instruction set (isa.c). Callers have checked shapes and ranges; C checks none. Float arrays are
+ * float32, aligned to 4; stored weights may lie at any address. Functions that return int return 0, or
+ * 1 when dk_run.poll asked to stop: outputs are then undefined.
+ *
+ * "Row invariant" means that the result of a token has the same bits whatever other tokens are in the
+ * call and however many threads work.
+ */
+
+/* ---- instruction sets (isa.c): 0 scalar, 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI, 10 NEON ---- */
+
+/* The level in use; the best of this machine unless set. */
+int dk_isa(void);
+/* Use a level (tests and benchmarks); returns -1 and changes nothing if this machine lacks it. */
+int dk_set_isa(int level);
+/* Name of a level, or NULL. */
+const char *dk_isa_name(int level);
+
+/* ---- threads (threads.c) ---- */
+
+typedef struct {
+    int32_t threads;       /* that may work, the caller included, >= 1 */
+    int32_t is_pinned;     /* each worker stays on one CPU */
+    int32_t is_small;      /* few tokens: products go row by row, which makes them row invariant */
+    int32_t bad;           /* set to nonzero when a value that a selection or a rounding could hide
+                              was NaN or infinite */
+    int32_t stop;          /* set once poll asked to stop */
+    int (*poll)(void *);   /* asked by the calling thread every 20 ms at most; nonzero stops; or NULL */
+    void *poll_data;
+    int64_t last_poll_ns;  /* of the monotonic clock; 0 at first */
+} dk_run;
+
+/* Call fn(arg, 0 .. tasks - 1), each once, in any order and thread; tasks should take 10 us to 5 ms.
+ * With one task, one thread or a pool that another caller is using, all run in the calling thread. */
+int dk_parallel(dk_run *run, int64_t tasks, void (*fn)(void *arg, int64_t task), void *arg);
+/* Workers alive now (tests). */
+int dk_pool_size(void);
+/* End all workers; the next dk_parallel starts new ones. */
+void dk_pool_stop(void);
+
+/* ---- stored matrices (decode_*.c, unpack_*.c) ---- */
+
+typedef struct {
+    const uint8_t *data;   /* rows * row_bytes */
+    const uint8_t *scale;  /* E8M0 bytes of FP8_E4M3 and FP4_E2M1 matrices, or NULL */
+    int64_t rows;
+    int64_t columns;
+    int64_t row_bytes;
+    int64_t scale_stride;  /* bytes from one row of scales to the next */
+    int32_t scale_height;  /* rows and columns that share a scale */
+    int32_t scale_width;
+    int32_t type;          /* dk_type_id of its block type */
+    float factor;          /* on every element, 1 without */
+} dk_matrix;
+
+/* Number of a block type by its ggml name (Q8_0, MXFP4, FP8_E4M3, ...); -1 if there is no decoder. */
+int dk_type_id(const char *name);
+/* Whether products with int8 activations exist for a type; else float32 activations are used. */
+int dk_type_has_int8(int type);
+/* Elements [first_column, first_column + columns) of one row as float32, exactly as the Python
+ * decoder gives them; both multiples of the block. */
+void dk_decode_row(float *y, const dk_matrix *w, int64_t row, int64_t first_column, int64_t columns);
+/* y [tokens, columns] = rows of w by token id. */
+int dk_embed(dk_run *run, float *y, const dk_matrix *w, const int64_t *ids, int64_t tokens);
+
+/* ---- products y = x W^T (quant_matmul.c) ---- */
+
+typedef struct {
+    const float *x;        /* [tokens, columns] */
+    int64_t stride;
+    const int8_t *q;       /* [tokens, columns] x = scale * q in groups of 32, or NULL */
+    const float *scale;    /* [tokens, columns / 32] */
+    const float *sum32;    /* [tokens, columns / 32] scale times the sum of q of the group */
+    const float *sum16;    /* [tokens, columns / 16] the same of each half group */
+} dk_input;
+
+/* Bytes that dk_quantize_rows needs for its results. */
+int64_t dk_quantized_bytes(int64_t tokens, int64_t columns);
+/* Round rows to int8 for products: scale = max |x| / 127 of each group of 32, q to nearest even. A group
+ * with a NaN or an infinity gets the scale NaN. Fills q, scale, sum32, sum16 of `input` (x, stride set)
+ * with pointers into `memory` (64-byte aligned). columns is a multiple of 32. Row invariant. */
+int dk_quantize_rows(dk_run *run, dk_input *input, void *memory, int64_t tokens, int64_t columns);
+
+typedef struct {
+    float *y;              /* [tokens, rows] */
+    int64_t y_stride;
+    const dk_matrix *w;
+    int64_t first_row;     /* rows of w that are used */
+    int64_t rows;
+    const dk_input *x;     /* int8 where x->q is set and the type has int8, else float32 */
+    int64_t tokens;
+} dk_product;
+
+/* All products of a list, shared out among the threads as one piece of work. Float32 products are row
+ * invariant; int8 ones are when run->is_small. */
+int dk_products(dk_run *run, const dk_product *list, int64_t count);
+
+/* ---- rows at rest (kv_rows.c) ---- */
+
+typedef struct {
+    uint8_t *data;         /* format 0: float32 [width]; 1: e4m3 [width - rope] then bfloat16 [rope];
+                              2: e2m1 [width / 2], element 2i in the low nibble */
+    uint8_t *scales;       /* E8M0 per group of 64 (format 1) or 32 (format 2); NULL for format 0 */
+    int64_t data_stride;   /* bytes per row */
+    int64_t scale_stride;
+    int32_t format;
+    int32_t width;
+    int32_t rope;
+} dk_rows;
+
+/* Encode x [count, width] as rows first, first + 1, ...; the roundings of kernels/kv_quant.py. */
+int dk_rows_store(dk_run *run, const dk_rows *rows, int64_t first, const float *x, int64_t count);
+/* Decode rows first .. first + count - 1 to y [count, width]. */
+void dk_rows_load(float *y, const dk_rows *rows, int64_t first, int64_t count);
+/* Copy the last rows of staged [0, count), which are positions start .., into a ring of `slots` rows
+ * (slot = position mod slots). */
+void dk_ring_commit(const dk_rows *ring, int64_t slots, const dk_rows *staged, int64_t start, int64_t count);
+
+/* ---- small operations ---- */
+
+/* y = weight * x / rms(x) of each row [n]; weight NULL for none; y may be x. */
+int dk_rms_norm(dk_run *run, float *y, const float *x, const float *weight, int64_t rows, int64_t n, float eps);
+/* cos and sin [count, half] at positions first, first + step, ...; the angle is float32. */
+void dk_rope_table(float *cosines, float *sines, int64_t first, int64_t step, int64_t count,
+                   const float *frequencies, int64_t half);
+/* Rotate the last 2 * half dims of x [tokens, heads, dim] in place, pairs (2i, 2i + 1). */
+int dk_rope(dk_run *run, float *x, int64_t tokens, int64_t heads, int64_t dim, const float *cosines,
+            const float *sines, int64_t half, int inverse);
+/* Walsh-Hadamard transform of each row [n], n a power of two, scaled by n^-0.5, in place. */
+int dk_hadamard(dk_run *run, float *x, int64_t rows, int64_t n);
+/* y = silu(min(gate, limit)) * clamp(up, -limit, limit), count elements; y may be gate. */
+int dk_swiglu(dk_run *run, float *y, const float *gate, const float *up, int64_t count, float limit);
+
+/* ---- hyper-connections (mhc.c); 4 streams ---- */
+
+/* From mix = fn . streams [tokens, 24] (not normalised): x [tokens, n] = rms_norm(sum_j pre_j X_j) *
+ * norm, post [tokens, 4], comb [tokens, 4, 4] (source stream first). */
+int dk_hyper_read(dk_run *run, float *x, float *post, float *comb, const float *streams, const float *mix,
+                  const float *base, const float *scale, const float *norm, int64_t tokens, int64_t n,
+                  int32_t iterations, float hc_eps, float norm_eps);
+/* X'_k = post_k o + sum_j comb_jk X_j; y may be streams. */
+int dk_hyper_write(dk_run *run, float *y, const float *streams, const float *output, const float *post,
+                   const float *comb, int64_t tokens, int64_t n);
+/* The head's read: x [tokens, n] = rms_norm(sum_j (sigmoid(mix * scale + base) + hc_eps)_j X_j) * norm,
+ * mix [tokens, 4] not normalised. */
+int dk_hyper_head(dk_run *run, float *x, const float *streams, const float *mix, const float *base,
+                  const float *scale, const float *norm, int64_t tokens, int64_t n, float hc_eps,
+                  float norm_eps);
+
+/* ---- compressor (compress.c) ---- */
+
+typedef struct {
+    dk_rows rows;          /* finished rows of the timeline */
+    float *ring;           /* [slots, 2 * series * width]: values, then gates with the position bias */
+    int64_t slots;
+    float *staged;         /* [chunk, 2 * series * width], the chunk's own raw rows */
+    const float *ape;      /* [ratio, series * width] */
+    const float *norm;     /* [width] */
+    int32_t width;
+    int32_t ratio;
+    int32_t series;        /* 2: windows overlap */
+    int32_t has_hadamard;  /* finished rows are transformed before they are stored */
+} dk_compressor;
+
+/* Add the position bias to the gates of `tokens` staged rows at positions start .., pool every window
+ * that ends among them, norm, rotate (rope dims at the end of the width, position of the window's first
+ * token), and store the rows. Sets run->bad for a row that is not finite. Row invariant. */
+int dk_compress(dk_run *run, const dk_compressor *state, int64_t start, int64_t tokens,
+                const float *frequencies, int64_t half, float eps);
+
+/* ---- indexer (index_select.c) ---- */
+
+/* Bytes of scratch for one call. */
+int64_t dk_index_scratch_bytes(int64_t keys, int32_t threads);
+/* For each token the `top` best keys of those it sees, (start + t + 1) / ratio: score = sum_h weight_h *
+ * relu(q_h . key), larger first, ties to the lower row, NaN counts as -inf; written in ascending order,
+ * then -1. selected [tokens, top]; q [tokens, heads, dim] already rounded where keys are (format 2).
+ * scores [tokens, keys] gets all scores (-inf where invisible) unless NULL. Row invariant. */
+int dk_index_select(dk_run *run, int32_t *selected, float *scores, const float *q, const float *weights,
+                    const dk_rows *keys, int64_t start, int64_t tokens, int64_t heads, int64_t dim,
+                    int64_t ratio, int64_t top, void *scratch);
+/* Round rows [count, n] as index keys are rounded (to FP4 and back), in place. */
+int dk_round_fp4(dk_run *run, float *x, int64_t count, int64_t n);
+
+/* ---- attention (sparse_attention.c) ---- */
+
+typedef struct {
+    const dk_rows *ring;   /* window rows of positions before start */
+    int64_t slots;
+    const dk_rows *staged; /* window rows of the chunk, row t = position start + t */
+    int64_t window;
+    const dk_rows *compressed; /* or NULL */
+    const int32_t *selected;   /* [tokens, top] ascending, -1 where none; NULL: all visible rows */
+    int64_t top;
+    int64_t ratio;
+    const float *sink;     /* [heads] */
+} dk_attention;
+
+/* out [tokens, heads, dim]: softmax over window and compressed rows and the sink, scale dim^-0.5. Keys are
+ * the values. Not yet rotated back. Row invariant. */
+int dk_attend(dk_run *run, float *out, const float *q, const dk_attention *rows, int64_t start,
+              int64_t tokens, int64_t heads, int64_t dim);
+
+/* ---- experts (router.c, expert_ffn.c) ---- */
+
+/* ids, weights [tokens, k]: the k largest of p + bias (bias NULL: p), p = sqrt(softplus(logits)), ties to the
+ * lower id, in ascending order; or table[token_ids[t]] when table is given. weights = p / sum * scale. */
+int dk_route(dk_run *run, int32_t *ids, float *weights, const float *logits, const float *bias,
+             const int64_t *table, const int64_t *token_ids, int64_t tokens, int64_t experts, int64_t k,
+             float scale);
+/* weights [tokens, k] of given ids. */
+int dk_route_weights(dk_run *run, float *weights, const float *logits, const int32_t *ids, int64_t tokens,
+                     int64_t experts, int64_t k, float scale);
+
+typedef struct {
+    const dk_matrix *matrices; /* [experts * 3] w1, w3, w2 of each; only those of ids are read, and their
+                                  data may lie in any buffer */
+    const dk_matrix *shared;   /* [3] w1, w3, w2, or NULL */
+    int64_t experts;
+    int64_t width;             /* of a routed expert */
+    int64_t shared_width;
+    int64_t hidden;
+    int64_t k;
+    float limit;
+    float shared_limit;
+    int32_t has_int8;          /* hidden activations are rounded to int8 where the types allow */
+} dk_experts;
+
+/* Bytes of scratch for one call. */
+int64_t dk_experts_scratch_bytes(const dk_experts *experts, int64_t tokens);
+/* out [tokens, hidden] = sum over slots, in order, of weight * expert(x), plus the shared expert. Row
+ * invariant when run->is_small or without int8. */
+int dk_expert_ffn(dk_run *run, float *out, const dk_input *x, const int32_t *ids, const float *weights,
+                  const dk_experts *experts, int64_t tokens, void *scratch);
+
+/* ---- the layer (layer.c) and the head ---- */
+/* Declared by their owner below. */
+
+/* ---- sampling (sample.c) ---- */
+
+/* Index of the largest of n logits (ties to the lowest); -1 when one is NaN or +inf or all are -inf. */
+int64_t dk_argmax(const float *logits, int64_t n);
+/* Whether all count values are finite. */
+int dk_all_finite(const float *x, int64_t count);
