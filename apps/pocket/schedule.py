@@ -76,7 +76,6 @@ def _phases(lengths: tuple[int, int, int, int, int], batch_tokens: int) -> dict[
             batch_tokens=batch_tokens,
             selection="sparse",
             is_quantised=True,
-            prompt_weight=0.0,
         ),
     }
 
@@ -127,7 +126,7 @@ class RateOptions:
     """Learning rate after warm-up."""
     warmup_steps: int = 200
     """Counted from the start of the run, or of a resume without optimizer state."""
-    decay_from: float = 0.87
+    decay_from: float = 0.75
     """Progress from which the rate falls linearly to 0."""
     early_steps: int = 500
     """Steps with the router's fast rates."""

@@ -69,6 +69,8 @@ class TrainOptions:
     stop_after: int | None = None
     """Stop after so many steps of this process, as if killed after saving."""
     resume: Path | None = None
+    again: bool = False
+    """Start the schedule anew from the shards' weights."""
     shards: Path | None = None
     seed: int = 1
     device: str = "auto"
@@ -135,11 +137,11 @@ class Trainer:
         if resume is not None and state is None:
             weights, notes = read_shards(resume, self.config)
             self.progress = Progress(
-                step=int(notes.get("step", "0")),
-                tokens=int(notes.get("tokens", "0")),
-                phase=notes.get("phase", ""),
-                fraction=float(notes.get("fraction", "0")),
+                step=int(notes.get("step", "0")), tokens=int(notes.get("tokens", "0"))
             )
+            if not self.options.again:
+                self.progress.phase = notes.get("phase", "")
+                self.progress.fraction = float(notes.get("fraction", "0"))
             return weights, None
         if state is not None:
             shape = (self.config.num_hash_layers, self.config.vocab_size)
@@ -394,6 +396,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--stop-after", type=int, help="stop after so many steps, to be resumed")
     add("--out", type=Path, required=True, help="for state.pt and train_log.jsonl")
     add("--resume", type=Path, help="directory of a state.pt, or of shards")
+    add("--again", action="store_true", help="with shards: start the schedule anew from them")
     add("--shards", type=Path, help="write bfloat16 shards there at the end")
     add("--seed", type=int, default=1)
     add("--device", default="auto")
@@ -423,6 +426,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps=args.steps,
         stop_after=args.stop_after,
         resume=args.resume,
+        again=args.again,
         shards=args.shards,
         seed=args.seed,
         device=args.device,

@@ -72,8 +72,10 @@ def multiply_steps(a: int, b: int) -> str:
             x = a // 10**j % 10
             total = x * digit + carry
             extra = f" + {carry}" if carry else ""
-            steps.append(f"{x} * {digit}{extra} = {total}")
+            steps.append(f"{x} * {digit}{extra} = {total}, write {total % 10}")
             carry = total // 10
+        if carry:
+            steps.append(f"write {carry}")
         parts.append(a * digit * 10**i)
         rows.append(f"{'; '.join(steps)}. {a} * {digit * 10**i} = {parts[-1]}.")
     total = parts[0]
@@ -93,7 +95,7 @@ def draw_problem(draw: Draw, *, held_out: bool, digits: int | None = None) -> tu
     while True:
         sizes = [digits or draw.weighted((1, 2, 3), (2, 3, 3)) for _ in range(2)]
         a, b = (draw.integer(10 ** (n - 1) if n > 1 else 0, 10**n - 1) for n in sizes)
-        operator = draw.weighted("+-*", (3, 3, 2))
+        operator = draw.weighted("+-*", (3, 3, 3))
         if is_held_out(a, operator, b) == held_out or max(sizes) == 1:
             return a, operator, b
 
@@ -111,7 +113,7 @@ def arithmetic_document(
     """
     draw = Draw(rng)
     if thinks is None:
-        thinks = draw.chance(0.6)
+        thinks = draw.chance(0.7)
     turns, reasoning, checks = [], "", {}
     for i in range(draw.integer(1, 2 if thinks else 3)):
         a, operator, b = draw_problem(draw, held_out=held_out, digits=digits)

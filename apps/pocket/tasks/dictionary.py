@@ -19,6 +19,7 @@ HELD_OUT_OF = 50
 _MEANS = (
     "What does {w} mean?", "What is the meaning of {w}?", "Define {w}.", "Explain the word {w}.",
     "What does the word {w} mean?", "What is the definition of {w}?",
+    'What does "{w}" mean?', 'Define "{w}".', "What is {w}?",
 )  # fmt: skip
 _OTHER = {
     "jargon": ("What do hackers mean by {w}?", "What does {w} mean in hacker jargon?"),

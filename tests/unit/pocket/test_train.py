@@ -122,6 +122,12 @@ def test_run_from_shards_warms_up_again(stores: Path) -> None:
         assert torch.equal(weight.bfloat16().float(), resumed.network.weights[name].bfloat16())
 
 
+def test_schedule_starts_anew_from_shards_when_asked(stores: Path) -> None:
+    first = run(options(stores, "out", shards=stores / "shards"))
+    resumed = run(options(stores, "again", resume=stores / "shards", again=True))
+    assert (resumed.progress.phase, resumed.progress.step) == ("A", 2 * first.progress.step)
+
+
 def test_run_within_a_time_ends_and_leaves_its_state(stores: Path) -> None:
     trainer = run(options(stores, "out", steps=None, until=4.0, phases="A,B,C,D"))
     assert trainer.progress.phase == "D"
@@ -206,7 +212,8 @@ def test_rates_warm_up_hold_and_fall() -> None:
 
     assert rate(0, 0.0) == pytest.approx(1e-5)
     assert rate(500, 0.5) == pytest.approx(2e-3)
-    assert rate(500, 0.935) == pytest.approx(1e-3)
+    assert rate(500, 0.75) == pytest.approx(2e-3)
+    assert rate(500, 0.875) == pytest.approx(1e-3)
     assert rate(500, 1.0) == 0
 
 
