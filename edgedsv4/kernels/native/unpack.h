@@ -1,0 +1,36 @@
+/* Unpackers for products with int8 activations: stored blocks as groups of unsigned bytes.
+ *
+ * Every block type whose elements lie on a grid of at most 256 steps per group can be written as
+ * w = scale[g] * u + offset[g] over groups of 16 or 32 elements, u in 0..255. A product with activations
+ * x = xs * q (int8, groups of 32) is then sum_g xs_g * (scale_g * dot(u, q) + offset_g * sum(q)): the
+ * int32 dot products are exact, so all instruction sets agree on them.
+ */
+#ifndef DK_UNPACK_H
+#define DK_UNPACK_H
+
+#include <stdint.h>
+
+#include "common.h"
+
+/* Groups of elements [first_column, first_column + columns) of one row; both are multiples of the block
+ * and of 32. Fills u [columns], scale and offset [columns / group]; scratch is aligned to 64 bytes and
+ * has room for 64 more bytes after the end. w->factor is folded into scale and offset. A bad group gets
+ * the scale or offset NaN. */
+typedef void (*dk_unpack_fn)(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
+                             int64_t first_column, int64_t columns);
+
+typedef struct {
+    int32_t group;          /* 16 or 32 */
+    dk_unpack_fn scalar;
+    dk_unpack_fn avx2;      /* NULL: the next lower is used */
+    dk_unpack_fn avx512;
+} dk_unpacker;
+
+extern const dk_unpacker dk_unpack_q8_0, dk_unpack_q4_0, dk_unpack_mxfp4, dk_unpack_nvfp4, dk_unpack_fp4_e2m1;
+extern const dk_unpacker dk_unpack_q2_k, dk_unpack_q3_k, dk_unpack_q4_k, dk_unpack_q5_k, dk_unpack_q6_k;
+extern const dk_unpacker dk_unpack_iq2_xxs, dk_unpack_iq2_xs, dk_unpack_iq3_xxs, dk_unpack_iq4_nl, dk_unpack_iq4_xs;
+
+/* NULL: no int8 form (F32, F16, BF16, FP8_E4M3 and the rest). */
+const dk_unpacker *dk_unpacker_of(int type);
+
+#endif
