@@ -1,0 +1,61 @@
+/* Which instruction set the kernels use: the best of this machine, or a lower one for tests. */
+
+#include "common.h"
+
+int dk_level = DK_LEVEL_SCALAR;
+
+static int is_available(int level)
+{
+#if defined(DK_X86)
+    /* These answers include whether the system saves the wide registers. */
+    __builtin_cpu_init();
+    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                   __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+    int has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    switch (level) {
+    case DK_LEVEL_SCALAR: return 1;
+    case DK_LEVEL_AVX2: return has_avx2;
+    case DK_LEVEL_AVX512: return has_avx512;
+    case DK_LEVEL_VNNI: return has_avx512 && __builtin_cpu_supports("avx512vnni");
+    default: return 0;
+    }
+#elif defined(DK_NEON)
+    return level == DK_LEVEL_SCALAR || level == DK_LEVEL_NEON;
+#else
+    return level == DK_LEVEL_SCALAR;
+#endif
+}
+
+__attribute__((constructor)) static void choose_best(void)
+{
+    static const int order[] = {DK_LEVEL_NEON, DK_LEVEL_VNNI, DK_LEVEL_AVX512, DK_LEVEL_AVX2, DK_LEVEL_SCALAR};
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
+        if (is_available(order[i])) {
+            dk_level = order[i];
+            return;
+        }
+    }
+}
+
+int dk_isa(void) { return dk_level; }
+
+int dk_set_isa(int level)
+{
+    if (!is_available(level))
+        return -1;
+    dk_level = level;
+    return 0;
+}
+
+const char *dk_isa_name(int level)
+{
+    switch (level) {
+    case DK_LEVEL_SCALAR: return "scalar";
+    case DK_LEVEL_AVX2: return "avx2";
+    case DK_LEVEL_AVX512: return "avx512";
+    case DK_LEVEL_VNNI: return "avx512-vnni";
+    case DK_LEVEL_NEON: return "neon";
+    default: return NULL;
+    }
+}
