@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Literal, TypeGuard
 
 from edgedsv4.errors import ConfigError
@@ -20,6 +21,7 @@ Dtype = Literal["f32", "f64", "bf16"]
 MAX_LAYERS = 512
 MAX_EXPERTS = 4096
 MAX_CONTEXT = 1 << 24
+MAX_DRAFT = 8
 SUPPORTED_RATIOS = (0, 4, 128)
 SUPPORTED_STREAMS = (4,)
 
@@ -267,7 +269,7 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _is_of(value: object, kind: type) -> bool:
+def _is_of(value: object, kind: type | tuple[type, ...]) -> bool:
     """`isinstance` for values whose annotation a caller may not have kept to."""
     return isinstance(value, kind)
 
@@ -300,6 +302,11 @@ class EngineOptions:
     """Budget on the device, when it has memory of its own; None takes what is free."""
     checkpoint_bytes: int = 1 << 30
     """Memory one session may spend on turn checkpoints, 0..2^50; the oldest are given up first."""
+    draft: int = 0
+    """Tokens that the MTP block drafts ahead of each step, 0..8; 0 keeps it out. The text is the
+    same; drafting is measured and pauses where it is slower."""
+    draft_model: str | Path | None = None
+    """File with the MTP block, for a GGUF model without one inside; shipped models find theirs."""
     verify: bool = False
     """Read every tensor at open and report scales that are NaN or infinite."""
     sigbus_guard: bool = False
@@ -327,8 +334,16 @@ class EngineOptions:
             if value is not None:
                 _require_whole(name, value, 1, 1 << 50, "1..2^50 bytes")
         _require_whole("checkpoint_bytes", self.checkpoint_bytes, 0, 1 << 50, "0..2^50")
+        self._check_draft()
         for name in ("verify", "sigbus_guard"):
             _require(_is_of(getattr(self, name), bool), name, "a bool", getattr(self, name))
+
+    def _check_draft(self) -> None:
+        _require_whole("draft", self.draft, 0, MAX_DRAFT, f"0..{MAX_DRAFT}")
+        if self.draft_model is not None:
+            is_path = _is_of(self.draft_model, (str, Path)) and bool(str(self.draft_model))
+            _require(is_path, "draft_model", "a path", self.draft_model)
+            _require(self.draft > 0, "draft_model", "left out while draft is 0", self.draft_model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

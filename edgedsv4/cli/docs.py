@@ -10,7 +10,14 @@ from pathlib import Path
 
 from edgedsv4.cli import repl
 from edgedsv4.cli.commands import COMMANDS, SUMMARY, Command, sentence
-from edgedsv4.cli.flags import ENGINE_FLAGS, SAMPLING_FLAGS, Flag, field_default, show_default
+from edgedsv4.cli.flags import (
+    ENGINE_FLAGS,
+    SAMPLING_FLAGS,
+    SCORING_FLAGS,
+    Flag,
+    field_default,
+    show_default,
+)
 
 _HEAD = f"""# The `edgedsv4` command
 
@@ -41,9 +48,10 @@ def _command(command: Command) -> str:
     shared = [flag for flag in command.flags if flag not in own]
     lines = [f"## edgedsv4 {command.name}", "", f"{sentence(command.help)} {command.note}".strip()]
     lines += ["", *(_row(flag) for flag in own)]
-    if set(ENGINE_FLAGS) <= set(shared):
+    if set(SCORING_FLAGS) <= set(shared):
         groups = "Sampling options and engine" if set(SAMPLING_FLAGS) <= set(shared) else "Engine"
-        lines.append(f"- {groups} options, see below")
+        but = "" if set(ENGINE_FLAGS) <= set(shared) else ", except `--draft` and `--draft-model`"
+        lines.append(f"- {groups} options, see below{but}")
     elif shared:
         lines += [_row(flag) for flag in shared]
     return "\n".join([*lines, ""])

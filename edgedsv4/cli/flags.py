@@ -199,9 +199,26 @@ ENGINE_FLAGS = (
         parse_size,
         "memory one session may spend on turn checkpoints",
     ),
+    _option(
+        "--draft",
+        "draft",
+        "N",
+        parse_whole,
+        "tokens the MTP block drafts ahead of each step; the same text, faster or switched off",
+    ),
+    _option(
+        "--draft-model",
+        "draft_model",
+        "FILE",
+        None,
+        "file with the MTP block, for a model without one inside",
+    ),
     _option("--verify", "verify", None, None, "read every tensor at open and report broken scales"),
 )
 """One flag per field of `EngineOptions`, except those of `CLI_ENGINE_CHOICES`."""
+
+SCORING_FLAGS = tuple(flag for flag in ENGINE_FLAGS if flag.field not in ("draft", "draft_model"))
+"""What commands that write no text take: nothing is sampled there."""
 
 CLI_ENGINE_CHOICES = ("sigbus_guard",)
 """Fields without a flag: the command line owns the process, so it always guards its mappings."""

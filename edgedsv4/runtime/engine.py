@@ -119,7 +119,7 @@ class Engine:
         Raises:
             FormatError: a missing, damaged or unsupported file, or with `options.verify` damaged
                 weights.
-            ConfigError: a context beyond the model's own.
+            ConfigError: a context beyond the model's own, or drafts without an MTP block.
             CapacityError: the memory budget holds neither weights nor one session; nothing was
                 allocated.
             BackendUnavailableError: a device or backend that cannot run here.
@@ -132,7 +132,7 @@ class Engine:
             install_guard()
         with ExitStack() as stack:
             report("open model", 0, 4)
-            checkpoint = stack.enter_context(open_model(model))
+            checkpoint = stack.enter_context(open_model(model, options))
             bound = bind_weights(checkpoint)
             weights = _weight_bytes(bound)
             plan = _checked_plan(checkpoint, weights, options, memory_budget(device, options))
@@ -146,7 +146,7 @@ class Engine:
             tokenizer = _tokenizer(checkpoint)
             threads = options.threads or _default_threads(weights)
             torch.set_num_threads(threads)
-            notes = _notes(model, checkpoint, bound, plan, unused_budget(device, options))
+            notes = _notes(model, checkpoint, bound, plan, options)
             report("open model", 4, 4)
             opened = _Opened(
                 checkpoint, network, tokenizer, plan, weights, threads, notes, stack.pop_all()
@@ -234,6 +234,7 @@ class Engine:
             "dtype": options.dtype,
             "context": self.context,
             "prefill_chunk": options.prefill_chunk,
+            "draft": options.draft,
             "kernels": kernels_by_operation(options.backend),
             "notes": list(opened.notes),
         }
@@ -242,8 +243,8 @@ class Engine:
         """Bytes by item.
 
         `mapped_weights` and `mapped_experts` are the file's and belong to the system's cache;
-        `kv_used` is the part of `kv_allocated` that live sessions have filled; `workspace` is what
-        one evaluation may take at most, by the memory plan.
+        `kv_used` is the part of `kv_allocated` that live sessions have filled, what drafts need
+        included; `workspace` is what one evaluation may take at most, by the memory plan.
         """
         opened = self._live
         layout = self._layout(opened)
@@ -312,7 +313,8 @@ class Engine:
         )
 
     def _layout(self, opened: _Opened) -> StateLayout:
-        return StateLayout(opened.checkpoint.config, self.options.profile, self.options.dtype)
+        options = self.options
+        return StateLayout(opened.checkpoint.config, options.profile, options.dtype, options.draft)
 
     def _check_room(self, opened: _Opened, capacity: int) -> None:
         plan = plan_memory(
@@ -399,9 +401,10 @@ def _notes(
     checkpoint: Checkpoint,
     bound: BoundWeights,
     plan: MemoryPlan,
-    unused: str | None,
+    options: EngineOptions,
 ) -> tuple[str, ...]:
     warnings = [*checkpoint.warnings, *bound.warnings]
+    unused = unused_budget(resolve_device(options.device), options)
     if unused is not None:
         warnings.append(unused)
     if not plan.experts_fit:
@@ -414,6 +417,8 @@ def _notes(
     # What follows is no reason to warn: it is what was asked for.
     shipped = SHIPPED_MODELS.get(str(model))
     facts = [] if shipped is None else [shipped.note]
-    if checkpoint.config.num_draft_layers:
-        facts.append("the MTP block is loaded, replies do not use it yet")
+    if options.draft:
+        facts.append(f"the MTP block drafts up to {options.draft} tokens ahead")
+    elif checkpoint.config.num_draft_layers:
+        facts.append("the MTP block is not used; draft (--draft N) makes it draft N tokens ahead")
     return (*facts, *warnings)

@@ -161,9 +161,10 @@ def plan_model(model: str | Path, options: EngineOptions) -> MemoryPlan:
 
     Raises:
         FormatError: when the header cannot be read or its tensors do not fit the configuration.
-        ConfigError: when the context is beyond the model's own.
+        ConfigError: when the context is beyond the model's own, or drafts are asked for and there
+            is no MTP block.
     """
-    with open_model(model) as checkpoint:
+    with open_model(model, options) as checkpoint:
         sizes = [(line.role, line.nbytes) for line in weight_report(checkpoint)]
         config = checkpoint.config
         if options.context is not None and options.context > config.max_context:

@@ -122,6 +122,8 @@ class StateLayout:
     config: ModelConfig
     profile: Profile = "default"
     dtype: Dtype = "f32"
+    draft: int = 0
+    """Tokens drafted ahead; 0 when the MTP block is not used."""
 
     @property
     def row_bytes(self) -> int:
@@ -160,11 +162,30 @@ class StateLayout:
         return self._partial_bytes({0: 0, 4: 8 + SPARE_TOKENS, 128: 128 + SPARE_TOKENS})
 
     @property
+    def draft_bytes(self) -> int:
+        """What drafting needs beside a checkpoint's streams of one position.
+
+        Streams of the last positions, the block's window ring, and the logits behind a sampled
+        token and its drafts.
+        """
+        if not self.draft:
+            return 0
+        slots = self.config.window + SPARE_TOKENS
+        logits = 4 * self.config.vocab_size * (self.draft + 1)
+        return slots * (self._stream_bytes + self.row_bytes) + logits
+
+    @property
+    def _stream_bytes(self) -> int:
+        """The residual streams of one position."""
+        return self.config.hc_streams * self.config.hidden_size * _ITEM_BYTES[self.dtype]
+
+    @property
     def checkpoint_bytes(self) -> int:
         """One turn checkpoint at most: windows, unfinished windows and the logits there."""
+        streams = self._stream_bytes if self.draft else 0
         spare = self.config.num_layers * SPARE_TOKENS * self.row_bytes
         partial = self._partial_bytes({0: 0, 4: 8, 128: 128})
-        return self.ring_bytes - spare + partial + 4 * self.config.vocab_size
+        return self.ring_bytes - spare + partial + streams + 4 * self.config.vocab_size
 
     def _partial_bytes(self, rows: Mapping[int, int]) -> int:
         """Raw value and gate rows of all layers, given their number by ratio."""
@@ -183,9 +204,9 @@ class StateLayout:
         return self.config.compress_ratios.count(4) * (context // 4) * self.index_key_bytes
 
     def state_bytes(self, context: int) -> int:
-        """The whole KV cache of a session that holds `context` tokens."""
+        """The whole state of a session that holds `context` tokens: KV cache and drafting."""
         growing = self.compressed_row_bytes(context) + self.index_bytes(context)
-        return growing + self.ring_bytes + self.partial_window_bytes
+        return growing + self.ring_bytes + self.partial_window_bytes + self.draft_bytes
 
 
 def workspace_bytes(config: ModelConfig, chunk: int, dtype: Dtype) -> int:
@@ -240,7 +261,7 @@ def plan_memory(
     Returns:
         The plan; whether it fits is for the caller to act on.
     """
-    layout = StateLayout(config, options.profile, options.dtype)
+    layout = StateLayout(config, options.profile, options.dtype, options.draft)
     on_disk = (DRAFT, EXPERTS)
     fixed = [
         *(
@@ -256,6 +277,8 @@ def plan_memory(
         PlanItem("window rings", layout.ring_bytes, is_required=True),
         PlanItem("partial windows", layout.partial_window_bytes, is_required=True),
     ]
+    if options.draft:
+        fixed.append(PlanItem("drafts", layout.draft_bytes, is_required=True))
     budget = available_bytes - sum(item.nbytes for item in fixed)
     largest = _largest_context(layout, options.checkpoint_bytes, budget)
     if context is None:

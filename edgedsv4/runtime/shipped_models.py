@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from edgedsv4.config import EngineOptions
 from edgedsv4.errors import ConfigError
 from edgedsv4.formats.checkpoint import Checkpoint, attach_draft, open_checkpoint
 from edgedsv4.runtime.random_model import build_random_model
@@ -56,6 +57,7 @@ SHIPPED_MODELS: Final[Mapping[str, ShippedModel]] = MappingProxyType(
 )
 """By the name that is given in place of a path."""
 
+DEFAULT_OPTIONS: Final = EngineOptions()
 _DATA = Path(__file__).resolve().parent.parent / "data"
 
 
@@ -85,17 +87,31 @@ def model_path(model: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def open_model(model: str | Path) -> Iterator[Checkpoint]:
+def open_model(model: str | Path, options: EngineOptions = DEFAULT_OPTIONS) -> Iterator[Checkpoint]:
     """Open a model's headers; a shipped model comes with the MTP block from the file beside it.
 
+    Args:
+        model: path or shipped name.
+        options: `draft_model` names a file with the MTP block of another model; with `draft` there
+            has to be a block.
+
     Raises:
-        ConfigError: an empty name.
+        ConfigError: an empty name, or drafts are asked for and there is no MTP block.
         FormatError: missing, damaged, of another format, or contradicting itself.
         UnsupportedModelError: an architecture or a kind of file that cannot be run.
     """
     with model_path(model) as path, ExitStack() as files:
         checkpoint = files.enter_context(open_checkpoint(path))
-        draft = path.with_name(f"mtp-{path.name}")
-        if str(model) in SHIPPED_MODELS and draft.is_file():
-            checkpoint = files.enter_context(attach_draft(checkpoint, draft))
+        beside = path.with_name(f"mtp-{path.name}")
+        draft = options.draft_model
+        if draft is None and str(model) in SHIPPED_MODELS and beside.is_file():
+            draft = beside
+        if draft is not None:
+            checkpoint = files.enter_context(attach_draft(checkpoint, Path(draft)))
+        if options.draft and not checkpoint.config.num_draft_layers:
+            hint = f" ({beside.name} lies beside it)" if beside.is_file() else ""
+            raise ConfigError(
+                f"draft is {options.draft}, but {path} holds no MTP block{hint}; name the file"
+                " with the block as draft_model (--draft-model), or leave draft at 0"
+            )
         yield checkpoint

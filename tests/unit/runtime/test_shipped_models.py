@@ -56,12 +56,12 @@ def test_block_beside_a_file_of_the_user_is_not_taken(tmp_path: Path) -> None:
         assert checkpoint.config.num_draft_layers == 0
 
 
-def test_engine_says_what_the_trained_model_is_and_does_not_do_yet() -> None:
+def test_engine_says_what_the_trained_model_is_and_what_is_left_out() -> None:
     with Engine.open(POCKET_V4, EngineOptions(threads=1, context=64)) as engine:
         notes = engine.describe()["notes"]
     expected = [
         SHIPPED_MODELS[POCKET_V4].note,
-        "the MTP block is loaded, replies do not use it yet",
+        "the MTP block is not used; draft (--draft N) makes it draft N tokens ahead",
     ]
     assert notes == expected
 
