@@ -174,12 +174,14 @@ int dk_compress(dk_run *run, const dk_compressor *state, int64_t start, int64_t 
 
 /* ---- indexer (index_select.c) ---- */
 
-/* Bytes of scratch for one call. */
-int64_t dk_index_scratch_bytes(int64_t keys, int32_t threads);
+/* Bytes of scratch for one call (64-byte aligned); keys as many as its last token sees. */
+int64_t dk_index_scratch_bytes(int64_t keys, int64_t heads, int64_t dim, int32_t threads);
 /* For each token the `top` best keys of those it sees, (start + t + 1) / ratio: score = sum_h weight_h *
  * relu(q_h . key), larger first, ties to the lower row, NaN counts as -inf; written in ascending order,
  * then -1. selected [tokens, top]; q [tokens, heads, dim] already rounded where keys are (format 2).
- * scores [tokens, keys] gets all scores (-inf where invisible) unless NULL. Row invariant. */
+ * scores [tokens, keys] gets all scores (-inf where invisible) unless NULL; keys = (start + tokens) / ratio.
+ * dim is a multiple of 32 (format 2) or of 4, at most 1024. Sets run->bad for a q or a weight that is not
+ * finite. Row invariant. */
 int dk_index_select(dk_run *run, int32_t *selected, float *scores, const float *q, const float *weights,
                     const dk_rows *keys, int64_t start, int64_t tokens, int64_t heads, int64_t dim,
                     int64_t ratio, int64_t top, void *scratch);
@@ -237,8 +239,120 @@ int64_t dk_experts_scratch_bytes(const dk_experts *experts, int64_t tokens);
 int dk_expert_ffn(dk_run *run, float *out, const dk_input *x, const int32_t *ids, const float *weights,
                   const dk_experts *experts, int64_t tokens, void *scratch);
 
-/* ---- the layer (layer.c) and the head ---- */
-/* Declared by their owner below. */
+/* ---- the layers (layer.c, layer_attention.c, layer_ffn.c) and the head (head.c) ---- */
+
+typedef struct {
+    dk_matrix fn;          /* float32 [24, 4 * hidden]; of a head [4, 4 * hidden] */
+    const float *base;     /* [24]; of a head [4] */
+    const float *scale;    /* [3]; of a head [1] */
+    const float *norm;     /* [hidden], of what is read from the streams */
+} dk_hyper;
+
+typedef struct {
+    dk_hyper hyper;        /* of the attention */
+    dk_matrix wq_a;
+    dk_matrix wq_b;
+    dk_matrix wkv;
+    dk_matrix wo_a;        /* [groups * group_rank, heads / groups * head_dim] */
+    dk_matrix wo_b;
+    const float *q_norm;
+    const float *kv_norm;
+    const float *sink;
+    dk_matrix compressor[2];        /* values, gates; unused where ratio is 0 */
+    dk_matrix index_compressor[2];  /* unused without indexer, as are the next two */
+    dk_matrix index_wq_b;
+    dk_matrix index_weights;
+    int64_t ratio;         /* tokens per compressed row, 0 for none */
+    int32_t has_indexer;
+    int32_t rope;          /* which of the two frequency tables */
+    dk_hyper ffn_hyper;
+    dk_matrix router;
+    const float *bias;     /* [experts], or NULL */
+    const int64_t *table;  /* [vocab, k], or NULL */
+    dk_experts experts;    /* the w1 of an expert that is not at hand has data NULL */
+} dk_layer;
+
+typedef struct {
+    int64_t hidden;
+    int64_t heads;
+    int64_t head_dim;
+    int64_t rope_half;     /* rotated pairs of a head */
+    int64_t q_rank;
+    int64_t groups;
+    int64_t group_rank;
+    int64_t window;
+    int64_t index_heads;   /* 0 when no layer has an indexer */
+    int64_t index_dim;
+    int64_t top;
+    const float *frequencies[2]; /* [rope_half] */
+    float routed_scale;
+    float norm_eps;
+    float hc_eps;
+    int32_t iterations;
+    int32_t has_int8;      /* products take int8 activations where the types allow */
+    dk_matrix embed;
+    dk_matrix head;
+    dk_experts experts;    /* sizes that hold for every layer */
+} dk_network;
+
+/* What one timeline keeps of one layer, and where a chunk's new rows wait for dk_commit. */
+typedef struct {
+    dk_rows ring;          /* window rows */
+    int64_t slots;
+    dk_compressor compressor;    /* ring NULL for none; staged is not used */
+    dk_compressor indexer;
+    const dk_rows *compressed;   /* rows attended to beside the window, or NULL */
+    int64_t staged;        /* bytes per token before this layer's, by dk_stage */
+} dk_layer_state;
+
+/* Set where every layer stages its rows; returns the bytes that one token stages in all layers. */
+int64_t dk_stage(dk_layer_state *states, int64_t count);
+
+typedef struct {
+    int64_t start;         /* position of the first token */
+    int64_t tokens;
+    const int64_t *token_ids;
+    float *streams;        /* [tokens, 4, hidden], in and out */
+    uint8_t *workspace;    /* dk_workspace_bytes, aligned to 64 */
+    int64_t staged_bytes;  /* what dk_stage returned */
+    int64_t keys;          /* index keys that the last token sees */
+    float *scores;         /* [tokens, keys] scores of the layer at hand, or NULL */
+    int32_t pauses_at_selection;
+    int32_t pauses_at_experts;   /* else only where an expert is not at hand */
+    int64_t layer;         /* where the work stands: layer, and its part (0, 1 after the selection, */
+    int32_t phase;         /* 2 before the experts) */
+    int32_t *selected;     /* set at a pause, to be changed at will: [tokens, top] */
+    float *logits;         /* of the router, [tokens, experts] */
+    int32_t *ids;          /* [tokens, k] */
+    float *weights;        /* [tokens, k] */
+} dk_step;
+
+/* The MTP block's way in. */
+typedef struct {
+    const float *token_norm;     /* [hidden], of the embedding */
+    const float *stream_norm;    /* [hidden], of each stream */
+    dk_matrix token_projection;  /* [hidden, hidden] */
+    dk_matrix stream_projection;
+} dk_draft;
+
+/* Bytes of working memory of a chunk, staged rows included. */
+int64_t dk_workspace_bytes(const dk_network *network, int64_t tokens, int64_t keys, int64_t staged_bytes,
+                           int32_t threads);
+/* Begin a chunk: step->streams = the embedding of the tokens in every stream, phase and layer 0. */
+int dk_begin(dk_run *run, const dk_network *network, dk_step *step);
+/* The same for the draft block: from streams [tokens, 4, hidden] and the token after each. */
+int dk_begin_draft(dk_run *run, const dk_network *network, const dk_draft *draft, dk_step *step,
+                   const float *streams);
+/* Carry the streams through the layers from where the work stands. Returns 0 when all are done, 1 when
+ * run->poll asked to stop, 2 at a pause; after that another call goes on. States are read, but for rows
+ * past the end of the timeline. Row invariant when run->is_small or without int8. */
+int dk_layers(dk_run *run, const dk_network *network, const dk_layer *layers, const dk_layer_state *states,
+              int64_t count, dk_step *step);
+/* logits [count, vocab] of `count` tokens from `first` on. Row invariant as dk_layers. */
+int dk_head(dk_run *run, const dk_network *network, const dk_hyper *hyper, const dk_step *step, float *logits,
+            int64_t first, int64_t count);
+/* Let the staged rows of all layers into the rings. */
+void dk_commit(const dk_layer_state *states, int64_t count, const dk_step *step);
 
 /* ---- sampling (sample.c) ---- */
 

@@ -1,0 +1,249 @@
+/* The experts of a chunk: tokens gathered by expert, all products of a kind in one list, sums by slot.
+ *
+ * A pair is one token in one of its slots. Pairs are grouped by expert; a single token needs no
+ * gathering, its slots are the groups. Whatever the grouping, a pair's row goes through the same
+ * operations, and a token adds its slots in their order, then the shared expert. */
+
+#include "common.h"
+#include "layer.h"
+
+typedef struct {
+    int32_t expert;
+    int32_t first; /* row of its first pair */
+    int32_t count;
+} group;
+
+typedef struct {
+    const dk_experts *experts;
+    const dk_input *x;
+    int64_t tokens;
+    int64_t pairs;
+    int64_t group_count;
+    group *groups;
+    int32_t *next;  /* [experts + 1] */
+    int32_t *row;   /* [pairs] row of each pair */
+    int32_t *token; /* [pairs] token of each row */
+    dk_input gathered;
+    float *gathered_x; /* the same memory as y: read before y is written */
+    int8_t *gathered_q;
+    float *gathered_scale, *gathered_sum32, *gathered_sum16;
+    float *gate, *up, *shared_gate, *shared_up;
+    void *hidden_memory, *shared_memory;
+    float *y, *shared_y;
+    dk_input *inputs;
+    dk_product *list;
+    const float *weights;
+    float *out;
+    int takes_x, takes_q; /* what the gate and up products read */
+} work;
+
+enum { ROWS_PER_TASK = 16 };
+
+static int64_t lay_out(work *w, const dk_experts *experts, int64_t tokens, uintptr_t base)
+{
+    uintptr_t at = base;
+    int64_t pairs = tokens * experts->k, used = dk_min(pairs, experts->experts);
+    int64_t hidden = experts->hidden, width = experts->width, shared = experts->shared_width;
+    memset(w, 0, sizeof *w);
+    w->experts = experts;
+    w->tokens = tokens;
+    w->pairs = pairs;
+    w->groups = dk_take(&at, dk_max(used, experts->k) * (int64_t)sizeof(group));
+    w->next = dk_take(&at, (experts->experts + 1) * 4);
+    w->row = dk_take(&at, pairs * 4);
+    w->token = dk_take(&at, pairs * 4);
+    if (tokens > 1) {
+        w->gathered_q = dk_take(&at, pairs * hidden);
+        w->gathered_scale = dk_take(&at, pairs * (hidden / 32) * 4);
+        w->gathered_sum32 = dk_take(&at, pairs * (hidden / 32) * 4);
+        w->gathered_sum16 = dk_take(&at, pairs * (hidden / 16) * 4);
+    }
+    w->gate = dk_take(&at, pairs * width * 4);
+    w->up = dk_take(&at, pairs * width * 4);
+    w->hidden_memory = dk_take(&at, dk_quantized_bytes(pairs, width));
+    w->y = dk_take(&at, pairs * hidden * 4);
+    w->gathered_x = w->y;
+    w->shared_gate = dk_take(&at, tokens * shared * 4);
+    w->shared_up = dk_take(&at, tokens * shared * 4);
+    w->shared_memory = dk_take(&at, dk_quantized_bytes(tokens, shared));
+    w->shared_y = dk_take(&at, shared ? tokens * hidden * 4 : 0);
+    w->inputs = dk_take(&at, (dk_max(used, experts->k) + 1) * (int64_t)sizeof(dk_input));
+    w->list = dk_take(&at, 2 * (dk_max(used, experts->k) + 1) * (int64_t)sizeof(dk_product));
+    return (int64_t)(at - base);
+}
+
+int64_t dk_experts_scratch_bytes(const dk_experts *experts, int64_t tokens)
+{
+    work w;
+    return lay_out(&w, experts, tokens, 0);
+}
+
+/* Which rows belong to which expert: in order of slot for one token, else by expert. */
+static void group_pairs(work *w, const int32_t *ids)
+{
+    int64_t k = w->experts->k, experts = w->experts->experts;
+    if (w->tokens == 1) {
+        for (int32_t slot = 0; slot < k; slot++) {
+            w->groups[slot] = (group){ids[slot], slot, 1};
+            w->row[slot] = slot;
+        }
+        w->group_count = k;
+        return;
+    }
+    memset(w->next, 0, (size_t)(experts + 1) * 4);
+    for (int64_t pair = 0; pair < w->pairs; pair++)
+        w->next[ids[pair] + 1]++;
+    for (int64_t expert = 0; expert < experts; expert++) {
+        int32_t count = w->next[expert + 1];
+        w->next[expert + 1] += w->next[expert];
+        if (count)
+            w->groups[w->group_count++] = (group){(int32_t)expert, w->next[expert], count};
+    }
+    for (int64_t pair = 0; pair < w->pairs; pair++) {
+        int32_t row = w->next[ids[pair]]++;
+        w->row[pair] = row;
+        w->token[row] = (int32_t)(pair / k);
+    }
+}
+
+static const dk_matrix *matrix_of(const work *w, int64_t expert, int which)
+{
+    return &w->experts->matrices[expert * 3 + which];
+}
+
+/* Whether some used expert's matrix has an int8 form, and whether some has none. */
+static void look_at_types(const work *w, int which, int *some, int *none)
+{
+    for (int64_t g = 0; g < w->group_count; g++) {
+        int has = dk_type_has_int8(matrix_of(w, w->groups[g].expert, which)->type);
+        *some |= has;
+        *none |= !has;
+    }
+}
+
+static void gather_rows(void *arg, int64_t task)
+{
+    work *w = arg;
+    int64_t n = w->experts->hidden, n32 = n / 32, n16 = n / 16;
+    int64_t last = dk_min((task + 1) * ROWS_PER_TASK, w->pairs);
+    const dk_input *x = w->x;
+    for (int64_t row = task * ROWS_PER_TASK; row < last; row++) {
+        int64_t token = w->token[row];
+        if (w->takes_x)
+            memcpy(w->gathered_x + row * n, x->x + token * x->stride, (size_t)n * 4);
+        if (!w->takes_q)
+            continue;
+        memcpy(w->gathered_q + row * n, x->q + token * n, (size_t)n);
+        memcpy(w->gathered_scale + row * n32, x->scale + token * n32, (size_t)n32 * 4);
+        memcpy(w->gathered_sum32 + row * n32, x->sum32 + token * n32, (size_t)n32 * 4);
+        memcpy(w->gathered_sum16 + row * n16, x->sum16 + token * n16, (size_t)n16 * 4);
+    }
+}
+
+static int gather(dk_run *run, work *w)
+{
+    int some = 0, none = 0;
+    w->gathered = *w->x;
+    if (w->tokens == 1)
+        return 0;
+    look_at_types(w, 0, &some, &none);
+    look_at_types(w, 1, &some, &none);
+    w->takes_q = w->x->q && some;
+    w->takes_x = none || !w->takes_q;
+    w->gathered = (dk_input){.x = w->gathered_x, .stride = w->experts->hidden};
+    if (w->takes_q) {
+        w->gathered.q = w->gathered_q;
+        w->gathered.scale = w->gathered_scale;
+        w->gathered.sum32 = w->gathered_sum32;
+        w->gathered.sum16 = w->gathered_sum16;
+    }
+    return dk_parallel(run, (w->pairs + ROWS_PER_TASK - 1) / ROWS_PER_TASK, gather_rows, w);
+}
+
+/* Gate and up products of all groups and of the shared expert. */
+static int multiply_in(dk_run *run, work *w)
+{
+    const dk_experts *e = w->experts;
+    int64_t count = 0;
+    for (int64_t g = 0; g < w->group_count; g++) {
+        group at = w->groups[g];
+        w->inputs[g] = w->tokens == 1 ? *w->x : dk_rows_of_input(&w->gathered, at.first, e->hidden);
+        float *gate = w->gate + at.first * e->width, *up = w->up + at.first * e->width;
+        w->list[count++] = dk_product_of(gate, e->width, matrix_of(w, at.expert, 0), &w->inputs[g], at.count);
+        w->list[count++] = dk_product_of(up, e->width, matrix_of(w, at.expert, 1), &w->inputs[g], at.count);
+    }
+    if (e->shared) {
+        w->list[count++] = dk_product_of(w->shared_gate, e->shared_width, &e->shared[0], w->x, w->tokens);
+        w->list[count++] = dk_product_of(w->shared_up, e->shared_width, &e->shared[1], w->x, w->tokens);
+    }
+    return dk_products(run, w->list, count);
+}
+
+/* Down products of all groups and of the shared expert. */
+static int multiply_out(dk_run *run, work *w, const dk_input *hidden, const dk_input *shared)
+{
+    const dk_experts *e = w->experts;
+    int64_t count = 0;
+    for (int64_t g = 0; g < w->group_count; g++) {
+        group at = w->groups[g];
+        w->inputs[g] = dk_rows_of_input(hidden, at.first, e->width);
+        float *y = w->y + at.first * e->hidden;
+        w->list[count++] = dk_product_of(y, e->hidden, matrix_of(w, at.expert, 2), &w->inputs[g], at.count);
+    }
+    if (e->shared)
+        w->list[count++] = dk_product_of(w->shared_y, e->hidden, &e->shared[2], shared, w->tokens);
+    return dk_products(run, w->list, count);
+}
+
+static void add_slots(void *arg, int64_t task)
+{
+    const work *w = arg;
+    int64_t n = w->experts->hidden, k = w->experts->k;
+    int64_t last = dk_min((task + 1) * ROWS_PER_TASK, w->tokens);
+    for (int64_t token = task * ROWS_PER_TASK; token < last; token++) {
+        float *out = w->out + token * n;
+        for (int64_t slot = 0; slot < k; slot++) {
+            float weight = w->weights[token * k + slot];
+            const float *y = w->y + w->row[token * k + slot] * n;
+            for (int64_t i = 0; i < n && slot == 0; i++)
+                out[i] = weight * y[i];
+            for (int64_t i = 0; i < n && slot > 0; i++)
+                out[i] += weight * y[i];
+        }
+        const float *shared = w->shared_y + token * n;
+        for (int64_t i = 0; i < n && w->experts->shared; i++)
+            out[i] += shared[i];
+    }
+}
+
+int dk_expert_ffn(dk_run *run, float *out, const dk_input *x, const int32_t *ids, const float *weights,
+                  const dk_experts *experts, int64_t tokens, void *scratch)
+{
+    work w;
+    int some = 0, none = 0;
+    lay_out(&w, experts, tokens, (uintptr_t)scratch);
+    w.x = x;
+    w.weights = weights;
+    w.out = out;
+    group_pairs(&w, ids);
+    if (gather(run, &w) || multiply_in(run, &w))
+        return 1;
+    if (dk_swiglu(run, w.gate, w.gate, w.up, w.pairs * experts->width, experts->limit))
+        return 1;
+    dk_input hidden = {.x = w.gate, .stride = experts->width};
+    dk_input shared = {.x = w.shared_gate, .stride = experts->shared_width};
+    look_at_types(&w, 2, &some, &none);
+    if (some && experts->has_int8 && dk_quantize_rows(run, &hidden, w.hidden_memory, w.pairs, experts->width))
+        return 1;
+    if (experts->shared) {
+        int64_t count = tokens * experts->shared_width;
+        if (dk_swiglu(run, w.shared_gate, w.shared_gate, w.shared_up, count, experts->shared_limit))
+            return 1;
+        if (experts->has_int8 && dk_type_has_int8(experts->shared[2].type) &&
+            dk_quantize_rows(run, &shared, w.shared_memory, tokens, experts->shared_width))
+            return 1;
+    }
+    if (multiply_out(run, &w, &hidden, &shared))
+        return 1;
+    return dk_parallel(run, (tokens + ROWS_PER_TASK - 1) / ROWS_PER_TASK, add_slots, &w);
+}
