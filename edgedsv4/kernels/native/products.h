@@ -1,0 +1,59 @@
+/* Inside of dk_products: kernels for a block of rows and tokens of one product, one set per form.
+ *
+ * Rows and tokens count from p->first_row and from the first token. In the row-by-row and the float form the
+ * sums of one (row, token) run in one fixed order, whatever the block; in the wide form too, but in another.
+ */
+#ifndef EDGEDSV4_PRODUCTS_H
+#define EDGEDSV4_PRODUCTS_H
+
+#include "common.h"
+#include "unpack.h"
+
+typedef struct {
+    int64_t first_row;
+    int64_t rows;
+    int64_t first_token;
+    int64_t tokens;
+} dk_block;
+
+typedef void (*dk_block_fn)(const dk_product *p, const dk_block *b);
+
+/* Most tokens of a block. */
+enum { DK_NARROW_TOKENS = 32, DK_WIDE_TOKENS = 256, DK_FLOAT_TOKENS = 96 };
+/* Rows that a kernel takes together; blocks are multiples of it but for the end of a matrix. */
+enum { DK_WIDE_ROWS = 16, DK_FLOAT_ROWS = 8 };
+/* Columns that are unpacked or decoded at a time. */
+enum { DK_SLAB = 512 };
+
+/* int8, row by row (products_narrow.c): decode and chunks of few tokens. */
+void dk_narrow_scalar(const dk_product *p, const dk_block *b);
+void dk_narrow_avx2(const dk_product *p, const dk_block *b);
+void dk_narrow_vnni(const dk_product *p, const dk_block *b);
+/* int8, 16 rows interleaved (products_wide.c): many tokens. */
+void dk_wide_avx2(const dk_product *p, const dk_block *b);
+void dk_wide_vnni(const dk_product *p, const dk_block *b);
+/* float32 (products_float.c). */
+void dk_float_scalar(const dk_product *p, const dk_block *b);
+void dk_float_avx2(const dk_product *p, const dk_block *b);
+void dk_float_avx512(const dk_product *p, const dk_block *b);
+
+/* The unpacker's best function for the level in use. */
+DK_INLINE dk_unpack_fn dk_unpack_of(const dk_unpacker *unpacker)
+{
+#if defined(DK_X86)
+    if (dk_level >= DK_LEVEL_AVX512 && unpacker->avx512)
+        return unpacker->avx512;
+    if (dk_level >= DK_LEVEL_AVX2 && unpacker->avx2)
+        return unpacker->avx2;
+#endif
+    return unpacker->scalar;
+}
+
+/* Ask for the weights that will be unpacked next but a few; harmless past their end. */
+DK_INLINE void dk_prefetch(const uint8_t *p, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(p + i, 0, 3);
+}
+
+#endif

@@ -1,0 +1,195 @@
+/* int8 products of many tokens: sixteen rows are interleaved by fours of columns, [columns / 4][row][4], and
+ * stay in registers for 64 columns while all tokens pass by; a lane is a row.
+ *
+ * Sums of a (token, row): slabs and groups in order, each group scale * dot * token scale, then offsets.
+ * With fewer than sixteen rows left the missing ones are zeros that are not stored. An AMX form (tiles of
+ * 16 rows x 64 columns, the same interleaving) would go here too; there is none yet.
+ */
+
+#include "products.h"
+
+#if defined(DK_X86)
+
+enum { ROWS = DK_WIDE_ROWS, GROUPS = DK_SLAB / 16 };
+
+typedef struct {
+    uint8_t u[ROWS][DK_SLAB + 64] DK_ALIGNED;
+    float scale[ROWS][GROUPS + 16] DK_ALIGNED;
+    float offset[ROWS][GROUPS + 16] DK_ALIGNED;
+} unpacked;
+
+typedef struct {
+    uint8_t u[DK_SLAB / 4][ROWS][4] DK_ALIGNED;
+    float scale[GROUPS][ROWS] DK_ALIGNED;
+    float offset[GROUPS][ROWS] DK_ALIGNED;
+} interleaved;
+
+/* Rows of a block from first_row on, at most sixteen. */
+static int64_t rows_at(const dk_block *b, int64_t first)
+{
+    return dk_min(ROWS, b->first_row + b->rows - first);
+}
+
+static void unpack_rows(unpacked *s, const dk_product *p, dk_unpack_fn unpack, int64_t first, int64_t rows,
+                        int64_t column, int64_t columns)
+{
+    for (int64_t r = 0; r < rows; r++)
+        unpack(s->u[r], s->scale[r], s->offset[r], p->w, p->first_row + first + r, column, columns);
+}
+
+/* ---- AVX-512 with VNNI ---- */
+
+/* Transpose 16 x 16 words of 32 bits: to[column][row] = from[row][column]. */
+DK_VNNI DK_INLINE void transpose_16(void *to, const void *from, int64_t stride)
+{
+    __m512i a[16], b[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; r++)
+        a[r] = _mm512_load_si512((const uint8_t *)from + r * stride);
+#pragma GCC unroll 8
+    for (int r = 0; r < 16; r += 2) {
+        b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
+        b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
+    }
+    /* a[4 k + j]: rows 4 k .. 4 k + 3 of columns j, j + 4, j + 8, j + 12. */
+#pragma GCC unroll 4
+    for (int k = 0; k < 16; k += 4) {
+        a[k] = _mm512_unpacklo_epi64(b[k], b[k + 2]);
+        a[k + 1] = _mm512_unpackhi_epi64(b[k], b[k + 2]);
+        a[k + 2] = _mm512_unpacklo_epi64(b[k + 1], b[k + 3]);
+        a[k + 3] = _mm512_unpackhi_epi64(b[k + 1], b[k + 3]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m512i low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88), low2 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
+        __m512i high = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd), high2 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+        uint8_t *out = (uint8_t *)to + 64 * j;
+        _mm512_store_si512(out, _mm512_shuffle_i32x4(low, low2, 0x88));
+        _mm512_store_si512(out + 256, _mm512_shuffle_i32x4(high, high2, 0x88));
+        _mm512_store_si512(out + 512, _mm512_shuffle_i32x4(low, low2, 0xdd));
+        _mm512_store_si512(out + 768, _mm512_shuffle_i32x4(high, high2, 0xdd));
+    }
+}
+
+DK_VNNI static void interleave_vnni(interleaved *to, const unpacked *from, int64_t columns, int group)
+{
+    for (int64_t c = 0; c < columns; c += 64)
+        transpose_16(to->u[c / 4], &from->u[0][c], sizeof from->u[0]);
+    for (int64_t g = 0; g < columns / group; g += 16) {
+        transpose_16(to->scale[g], &from->scale[0][g], sizeof from->scale[0]);
+        transpose_16(to->offset[g], &from->offset[0][g], sizeof from->offset[0]);
+    }
+}
+
+/* One token's word of four bytes to all rows. */
+DK_VNNI DK_INLINE __m512i word_of(const int8_t *q)
+{
+    int32_t word;
+    memcpy(&word, q, sizeof word);
+    return _mm512_set1_epi32(word);
+}
+
+/* Add 32 columns from column c of the slab on, for tokens whose values start at q, x and sums. */
+DK_VNNI DK_INLINE void add_half(float (*acc)[ROWS], const interleaved *s, int64_t c, const dk_product *p,
+                                int64_t token, int64_t tokens, int64_t column, int group)
+{
+    int64_t columns = p->w->columns;
+    const int8_t *q = p->x->q + token * columns + column;
+    const float *x = p->x->scale + (token * columns + column) / 32;
+    const float *sums = (group == 32 ? p->x->sum32 : p->x->sum16) + (token * columns + column) / group;
+    __m512i w[8];
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; k++)
+        w[k] = _mm512_load_si512(s->u[c / 4 + k]);
+    const __m512 scale = _mm512_load_ps(s->scale[c / group]), offset = _mm512_load_ps(s->offset[c / group]);
+    const __m512 scale2 = group == 16 ? _mm512_load_ps(s->scale[c / 16 + 1]) : scale;
+    const __m512 offset2 = group == 16 ? _mm512_load_ps(s->offset[c / 16 + 1]) : offset;
+    for (int64_t t = 0; t < tokens; t++, q += columns, x += columns / 32, sums += columns / group) {
+        __m512i dot = _mm512_setzero_si512(), dot2 = dot;
+        __m512 sum = _mm512_load_ps(acc[t]), part;
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) {
+            dot = _mm512_dpbusd_epi32(dot, w[k], word_of(q + 4 * k));
+            dot2 = _mm512_dpbusd_epi32(dot2, w[4 + k], word_of(q + 16 + 4 * k));
+        }
+        if (group == 32) {
+            part = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(dot, dot2)), scale);
+        } else {
+            part = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale);
+            part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot2), scale2, part);
+            sum = _mm512_fmadd_ps(offset2, _mm512_set1_ps(sums[1]), sum);
+        }
+        sum = _mm512_fmadd_ps(offset, _mm512_set1_ps(sums[0]), sum);
+        _mm512_store_ps(acc[t], _mm512_fmadd_ps(part, _mm512_set1_ps(*x), sum));
+    }
+}
+
+/* 64 columns whose groups are 32 wide: half the traffic of the sums. */
+DK_VNNI DK_INLINE void add_64(float (*acc)[ROWS], const interleaved *s, int64_t c, const dk_product *p, int64_t token,
+                              int64_t tokens, int64_t column)
+{
+    int64_t columns = p->w->columns, groups = columns / 32;
+    const int8_t *q = p->x->q + token * columns + column;
+    const float *x = p->x->scale + token * groups + column / 32;
+    const float *sums = p->x->sum32 + token * groups + column / 32;
+    __m512i w[16];
+#pragma GCC unroll 16
+    for (int k = 0; k < 16; k++)
+        w[k] = _mm512_load_si512(s->u[c / 4 + k]);
+    const __m512 scale = _mm512_load_ps(s->scale[c / 32]), offset = _mm512_load_ps(s->offset[c / 32]);
+    const __m512 scale2 = _mm512_load_ps(s->scale[c / 32 + 1]), offset2 = _mm512_load_ps(s->offset[c / 32 + 1]);
+    for (int64_t t = 0; t < tokens; t++, q += columns, x += groups, sums += groups) {
+        __builtin_prefetch(q + 6 * columns, 0, 3);
+        __m512i dot = _mm512_setzero_si512(), dot2 = dot;
+        __m512 sum = _mm512_load_ps(acc[t]);
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; k++) {
+            dot = _mm512_dpbusd_epi32(dot, w[k], word_of(q + 4 * k));
+            dot2 = _mm512_dpbusd_epi32(dot2, w[8 + k], word_of(q + 32 + 4 * k));
+        }
+        __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale);
+        __m512 part2 = _mm512_mul_ps(_mm512_cvtepi32_ps(dot2), scale2);
+        sum = _mm512_fmadd_ps(offset, _mm512_set1_ps(sums[0]), sum);
+        sum = _mm512_fmadd_ps(part, _mm512_set1_ps(x[0]), sum);
+        sum = _mm512_fmadd_ps(offset2, _mm512_set1_ps(sums[1]), sum);
+        _mm512_store_ps(acc[t], _mm512_fmadd_ps(part2, _mm512_set1_ps(x[1]), sum));
+    }
+}
+
+DK_VNNI DK_INLINE void add_slab(float (*acc)[ROWS], const interleaved *s, const dk_product *p, const dk_block *b,
+                                int64_t column, int64_t columns, int group)
+{
+    int64_t c = 0;
+    for (; group == 32 && c + 64 <= columns; c += 64)
+        add_64(acc, s, c, p, b->first_token, b->tokens, column + c);
+    for (; c < columns; c += 32)
+        add_half(acc, s, c, p, b->first_token, b->tokens, column + c, group);
+}
+
+DK_VNNI void dk_wide_vnni(const dk_product *p, const dk_block *b)
+{
+    const dk_unpacker *unpacker = dk_unpacker_of(p->w->type);
+    dk_unpack_fn unpack = dk_unpack_of(unpacker);
+    float acc[DK_WIDE_TOKENS][ROWS] DK_ALIGNED;
+    unpacked raw;
+    interleaved s;
+    memset(&raw, 0, sizeof raw);
+    for (int64_t first = b->first_row; first < b->first_row + b->rows; first += ROWS) {
+        int64_t rows = rows_at(b, first), columns = p->w->columns;
+        memset(acc, 0, (size_t)b->tokens * sizeof *acc);
+        for (int64_t c = 0; c < columns; c += DK_SLAB) {
+            int64_t width = dk_min(DK_SLAB, columns - c);
+            unpack_rows(&raw, p, unpack, first, rows, c, width);
+            interleave_vnni(&s, &raw, width, unpacker->group);
+            if (unpacker->group == 32)
+                add_slab(acc, &s, p, b, c, width, 32);
+            else
+                add_slab(acc, &s, p, b, c, width, 16);
+        }
+        __mmask16 kept = (__mmask16)((1u << rows) - 1);
+        for (int64_t t = 0; t < b->tokens; t++)
+            _mm512_mask_storeu_ps(p->y + (b->first_token + t) * p->y_stride + first, kept, _mm512_load_ps(acc[t]));
+    }
+}
+
+#endif

@@ -1,0 +1,122 @@
+/* Products y = x W^T with stored weights: sharing out a list of them among the threads.
+ *
+ * Every product is cut into blocks of rows and tokens that take about the same time, whatever their type;
+ * blocks are handed out one after another, so that threads read memory in order. The kernels are in
+ * products_narrow.c (int8, few tokens), products_wide.c (int8, many) and products_float.c; which one runs
+ * depends on the product alone, never on the threads.
+ */
+
+#include "products.h"
+
+/* Longest list that is shared out at once, and most tokens of the row-by-row form. */
+enum { LIST = 256, FEW_TOKENS = 16 };
+
+typedef struct {
+    dk_block_fn fn;
+    int64_t rows, tokens;    /* of a block */
+    int64_t across;          /* blocks of tokens */
+    int64_t end;             /* tasks up to here, of the whole list */
+} share;
+
+typedef struct {
+    const dk_product *list;
+    int64_t count;
+    share shares[LIST];
+} job;
+
+int dk_type_has_int8(int type) { return dk_unpacker_of(type) != NULL; }
+
+/* Choose kernel and step; returns nanoseconds per row and token block, roughly. */
+static double choose(share *s, int64_t *row_step, const dk_product *p, int is_small)
+{
+    double columns = (double)p->w->columns;
+    int is_int8 = p->x->q != NULL && dk_unpacker_of(p->w->type) != NULL, is_vector = 0, has_vnni = 0;
+#if defined(DK_X86)
+    is_vector = dk_level >= DK_LEVEL_AVX2;
+    has_vnni = dk_level >= DK_LEVEL_VNNI;
+#endif
+    double slow = is_vector ? 1.0 : 8.0;
+    if (!is_int8) {
+        s->fn = dk_float_scalar;
+#if defined(DK_X86)
+        if (dk_level >= DK_LEVEL_AVX512)
+            s->fn = dk_float_avx512;
+        else if (is_vector)
+            s->fn = dk_float_avx2;
+#endif
+        s->tokens = dk_min(p->tokens, DK_FLOAT_TOKENS);
+        *row_step = DK_FLOAT_ROWS;
+        return slow * columns * (0.3 + 0.025 * (double)s->tokens);
+    }
+#if defined(DK_X86)
+    if (has_vnni && !is_small && p->tokens > FEW_TOKENS) {
+        s->fn = dk_wide_vnni;
+        s->tokens = dk_min(p->tokens, DK_WIDE_TOKENS);
+        *row_step = DK_WIDE_ROWS;
+        return columns * (0.1 + 0.007 * (double)s->tokens);
+    }
+#endif
+    (void)is_small;
+    s->fn = dk_narrow_scalar;
+#if defined(DK_X86)
+    if (has_vnni)
+        s->fn = dk_narrow_vnni;
+    else if (is_vector)
+        s->fn = dk_narrow_avx2;
+#endif
+    s->tokens = dk_min(p->tokens, DK_NARROW_TOKENS);
+    *row_step = 1;
+    return slow * columns * (0.06 + 0.02 * (double)s->tokens);
+}
+
+static void run_block(void *arg, int64_t task)
+{
+    const job *j = arg;
+    int64_t low = 0, high = j->count - 1;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (task < j->shares[middle].end)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    const share *s = &j->shares[low];
+    const dk_product *p = &j->list[low];
+    int64_t place = task - (low ? s[-1].end : 0), row = place / s->across * s->rows;
+    int64_t token = place % s->across * s->tokens;
+    dk_block b = {row, dk_min(s->rows, p->rows - row), token, dk_min(s->tokens, p->tokens - token)};
+    s->fn(p, &b);
+}
+
+static int run_list(dk_run *run, const dk_product *list, int64_t count)
+{
+    job j = {.list = list, .count = count};
+    int64_t steps[LIST], tasks = 0;
+    double costs[LIST], total = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        share *s = &j.shares[i];
+        costs[i] = choose(s, &steps[i], &list[i], run->is_small);
+        s->across = s->tokens ? (list[i].tokens + s->tokens - 1) / s->tokens : 0;
+        total += costs[i] * (double)(list[i].rows * s->across);
+    }
+    double target = total / (8.0 * (double)run->threads);
+    target = target < 10e3 ? 10e3 : target > 1e6 ? 1e6 : target;
+    for (int64_t i = 0; i < count; i++) {
+        share *s = &j.shares[i];
+        int64_t blocks = (int64_t)(target / (costs[i] * (double)steps[i] + 1.0));
+        s->rows = steps[i] * dk_max(1, blocks);
+        tasks += (list[i].rows + s->rows - 1) / s->rows * s->across;
+        s->end = tasks;
+    }
+    return tasks ? dk_parallel(run, tasks, run_block, &j) : 0;
+}
+
+int dk_products(dk_run *run, const dk_product *list, int64_t count)
+{
+    for (int64_t first = 0; first < count; first += LIST) {
+        int stopped = run_list(run, list + first, dk_min(LIST, count - first));
+        if (stopped)
+            return stopped;
+    }
+    return 0;
+}
