@@ -1,0 +1,102 @@
+/* The fields of the IQ block types, as indices into grids, signs and scales: what decoding to float32 and
+ * unpacking for int8 products have in common. Formulas: kernels/dequantize/iq_blocks.py. */
+#ifndef EDGEDSV4_IQ_FIELDS_H
+#define EDGEDSV4_IQ_FIELDS_H
+
+#include "common.h"
+
+#define DK_HIDDEN __attribute__((visibility("hidden")))
+
+/* One grid index stands for eight signed bytes, or four, the first in the lowest byte (iq_grids.c). IQ1_M
+ * uses the grid of IQ1_S. */
+extern const uint64_t dk_grid_iq1_s[2048] DK_HIDDEN, dk_grid_iq2_xxs[256] DK_HIDDEN;
+extern const uint64_t dk_grid_iq2_xs[512] DK_HIDDEN, dk_grid_iq2_s[1024] DK_HIDDEN;
+extern const uint32_t dk_grid_iq3_xxs[256] DK_HIDDEN, dk_grid_iq3_s[512] DK_HIDDEN;
+
+/* One block of 256 elements. */
+typedef struct {
+    DK_ALIGNED uint16_t index[64]; /* 32 entries of 8 values, or 64 of 4 */
+    DK_ALIGNED uint8_t sign[32];   /* bit i set: element i of eight is negative */
+    DK_ALIGNED float scale[16];    /* per 16 elements */
+} dk_iq_fields;
+
+/* Four 7-bit sign patterns and four more bits in a word: each pattern in its byte, completed by the eighth
+ * bit that makes the number of minus signs even. */
+DK_INLINE uint32_t dk_even_signs(uint32_t word)
+{
+    uint32_t seven =
+        (word & 0x7f) | (word << 1 & 0x7f00) | (word << 2 & 0x7f0000) | (word << 3 & 0x7f000000);
+    uint32_t parity = seven ^ seven >> 4;
+    parity ^= parity >> 2;
+    parity ^= parity >> 1;
+    return seven | (parity & 0x01010101) << 7;
+}
+
+DK_INLINE void dk_iq2_xxs_fields(dk_iq_fields *restrict f, const uint8_t *p, float d)
+{
+    uint32_t signs[8];
+    for (int j = 0; j < 8; j++) {
+        uint32_t word = dk_load32(p + 6 + 8 * j);
+        signs[j] = dk_even_signs(word);
+        f->scale[2 * j] = f->scale[2 * j + 1] = ((float)(int)(word >> 28) + 0.5f) * d * 0.25f;
+        for (int i = 0; i < 4; i++)
+            f->index[4 * j + i] = p[2 + 8 * j + i];
+    }
+    memcpy(f->sign, signs, sizeof signs);
+}
+
+DK_INLINE void dk_iq3_xxs_fields(dk_iq_fields *restrict f, const uint8_t *p, float d)
+{
+    uint32_t signs[8];
+    for (int j = 0; j < 8; j++) {
+        uint32_t word = dk_load32(p + 66 + 4 * j);
+        signs[j] = dk_even_signs(word);
+        f->scale[2 * j] = f->scale[2 * j + 1] = ((float)(int)(word >> 28) + 0.5f) * d * 0.5f;
+    }
+    memcpy(f->sign, signs, sizeof signs);
+    for (int i = 0; i < 64; i++)
+        f->index[i] = p[2 + i];
+}
+
+/* Sixteen 4-bit scales, low nibble first. */
+DK_INLINE void dk_nibble_scales(dk_iq_fields *restrict f, const uint8_t *packed, float d)
+{
+    for (int j = 0; j < 8; j++) {
+        f->scale[2 * j] = ((float)(packed[j] & 15) + 0.5f) * d * 0.25f;
+        f->scale[2 * j + 1] = ((float)(packed[j] >> 4) + 0.5f) * d * 0.25f;
+    }
+}
+
+DK_INLINE void dk_iq2_xs_fields(dk_iq_fields *restrict f, const uint8_t *p, float d)
+{
+    for (int i = 0; i < 32; i++) {
+        uint16_t word = dk_load16(p + 2 + 2 * i);
+        uint16_t seven = word >> 9, parity = seven ^ seven >> 4;
+        parity ^= parity >> 2;
+        parity ^= parity >> 1;
+        f->index[i] = word & 511;
+        f->sign[i] = (uint8_t)(seven | (parity & 1) << 7);
+    }
+    dk_nibble_scales(f, p + 66, d);
+}
+
+DK_INLINE void dk_iq2_s_fields(dk_iq_fields *restrict f, const uint8_t *p, float d)
+{
+    for (int i = 0; i < 32; i++)
+        f->index[i] = (uint16_t)(p[2 + i] | (p[66 + (i >> 2)] >> 2 * (i & 3) & 3) << 8);
+    memcpy(f->sign, p + 34, 32);
+    dk_nibble_scales(f, p + 74, d);
+}
+
+DK_INLINE void dk_iq3_s_fields(dk_iq_fields *restrict f, const uint8_t *p, float d)
+{
+    for (int i = 0; i < 64; i++)
+        f->index[i] = (uint16_t)(p[2 + i] | (p[66 + (i >> 3)] >> (i & 7) & 1) << 8);
+    memcpy(f->sign, p + 74, 32);
+    for (int j = 0; j < 8; j++) {
+        int s = p[106 + (j >> 1)] >> 4 * (j & 1) & 15;
+        f->scale[2 * j] = f->scale[2 * j + 1] = (float)(2 * s + 1) * d;
+    }
+}
+
+#endif
