@@ -41,6 +41,8 @@ int dk_parallel(dk_run *run, int64_t tasks, void (*fn)(void *arg, int64_t task),
 int dk_pool_size(void);
 /* End all workers; the next dk_parallel starts new ones. */
 void dk_pool_stop(void);
+/* Sum of words at data, read by all threads: its time is how fast memory can be read (stream.c). */
+int dk_stream_sum(dk_run *run, uint64_t *sum, const uint64_t *data, int64_t words);
 
 /* ---- stored matrices (decode_*.c, unpack_*.c) ---- */
 
