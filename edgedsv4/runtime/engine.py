@@ -46,6 +46,7 @@ from edgedsv4.runtime.memory_plan import (
 )
 from edgedsv4.runtime.session import Session, SessionParts
 from edgedsv4.runtime.shipped_models import SHIPPED_MODELS, open_model
+from edgedsv4.runtime.token_bytes import TokenBytes, cache_read_bytes
 from edgedsv4.runtime.verify import verify_weights
 from edgedsv4.text.prompt import render_prompt
 from edgedsv4.text.tokenizer import Tokenizer
@@ -80,6 +81,7 @@ class _Opened:
     plan: MemoryPlan
     weights: dict[str, int]
     """Bytes by item of the memory plan."""
+    token_bytes: TokenBytes
     threads: int
     notes: tuple[str, ...]
     files: ExitStack
@@ -149,7 +151,15 @@ class Engine:
             notes = _notes(model, checkpoint, bound, plan, options)
             report("open model", 4, 4)
             opened = _Opened(
-                checkpoint, network, tokenizer, plan, weights, threads, notes, stack.pop_all()
+                checkpoint,
+                network,
+                tokenizer,
+                plan,
+                weights,
+                TokenBytes.of(bound),
+                threads,
+                notes,
+                stack.pop_all(),
             )
         return cls(opened, options)
 
@@ -262,6 +272,24 @@ class Engine:
                 opened.checkpoint.config, self.options.prefill_chunk, self.options.dtype
             ),
             "budget": opened.plan.available_bytes,
+        }
+
+    def bytes_per_token(self, depth: int = 0) -> dict[str, int]:
+        """Bytes that decoding one token has to read, which bound its speed on a CPU.
+
+        `dense_weights` counts every weight but the routed experts, of which `expert_weights` counts
+        those that one token uses; `kv` is what is read of the cache after `depth` tokens.
+
+        Raises:
+            ConfigError: a negative depth.
+        """
+        if depth < 0:
+            raise ConfigError(f"depth must be >= 0, found {depth}")
+        opened = self._live
+        return {
+            "dense_weights": opened.token_bytes.dense_weights,
+            "expert_weights": opened.token_bytes.expert_weights,
+            "kv": cache_read_bytes(self._layout(opened), depth),
         }
 
     def close(self) -> None:
