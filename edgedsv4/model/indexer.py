@@ -106,10 +106,10 @@ def _best_rows(
     ids = torch.cat(selected)
     if step.hooks.on_topk is not None:
         ids = step.hooks.on_topk(plan.layer, torch.cat(scored), ids)
-    return _ascending(ids)
+    return ascending(ids)
 
 
-def _ascending(ids: Tensor) -> Tensor:
+def ascending(ids: Tensor) -> Tensor:
     """The same rows in the order of the timeline, -1 last.
 
     Attention adds rows in the order they are listed in, and a query that takes all rows lists them

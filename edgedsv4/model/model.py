@@ -43,7 +43,7 @@ class Forward:
 
 
 class Model:
-    """A loaded model. It keeps no state of any timeline; one `KvCache` does."""
+    """A loaded model, computed by torch. It keeps no state of any timeline; one `KvCache` does."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Model:
         experts: ExpertSource,
         numerics: Numerics,
         *,
-        backend: Backend = "auto",
+        backend: Backend = "reference",
     ) -> None:
         self.config = config
         self.weights = weights
@@ -159,7 +159,8 @@ class Model:
     def _check_ids(self, token_ids: Tensor, cache: KvCache) -> None:
         if token_ids.dim() != 1 or token_ids.shape[0] < 1 or token_ids.dtype != torch.int64:
             raise ShapeError(f"token ids must be [T] int64, found {list(token_ids.shape)}")
-        low, high = int(token_ids.min()), int(token_ids.max())
+        values = token_ids.tolist()
+        low, high = min(values), max(values)
         if low < 0 or high >= self.config.vocab_size:
             bad = low if low < 0 else high
             raise ConfigError(f"token ids must be 0..{self.config.vocab_size - 1}, found {bad}")
@@ -192,18 +193,9 @@ class Model:
             step.hooks.check_stop()
             streams = decoder_layer(streams, weights, plan, cache, self.experts, step)
         if not bool(torch.isfinite(streams).all()):
-            rows = torch.isfinite(streams).flatten(1).all(dim=1)
-            position = step.start + int(rows.logical_not().nonzero()[0])
-            raise NumericError(
-                f"the hidden state became NaN or infinite at position {position}; the weights may"
-                " be damaged (open with verify=True to check them)"
-            )
+            raise broken_streams(streams, step.start)
         if not step.watched_are_finite():
-            raise NumericError(
-                f"a compressed row or index score became NaN or infinite at positions {step.start}"
-                f"..{step.stop - 1}; the weights may be damaged (open with verify=True to check"
-                " them)"
-            )
+            raise broken_rows(step.start, step.stop)
         return streams
 
     def _logits(
@@ -225,8 +217,31 @@ class Model:
         )
         result = quant_matmul(y.to(accumulator(y.dtype)), self.weights.head, backend=step.backend)
         if not bool(torch.isfinite(result).all()):
-            raise NumericError("a logit became NaN or infinite; the head may be damaged")
+            raise broken_logits()
         return result
+
+
+def broken_streams(streams: Tensor, start: int) -> NumericError:
+    """The error for streams [T, hc, D] of positions from `start` that are not all finite."""
+    rows = torch.isfinite(streams).flatten(1).all(dim=1)
+    position = start + int(rows.logical_not().nonzero()[0])
+    return NumericError(
+        f"the hidden state became NaN or infinite at position {position}; the weights may be"
+        " damaged (open with verify=True to check them)"
+    )
+
+
+def broken_rows(start: int, stop: int) -> NumericError:
+    """The error for something behind a rounding or a selection that was not finite."""
+    return NumericError(
+        f"a compressed row or index score became NaN or infinite at positions {start}..{stop - 1};"
+        " the weights may be damaged (open with verify=True to check them)"
+    )
+
+
+def broken_logits() -> NumericError:
+    """The error for logits that are not finite."""
+    return NumericError("a logit became NaN or infinite; the head may be damaged")
 
 
 def embed(weight: QuantMatrix, token_ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -24,7 +24,22 @@ if TYPE_CHECKING:
 
 
 class ExpertSource(Protocol):
-    """Hands over the weights of routed experts."""
+    """Hands over the weights of routed experts, wherever they lie.
+
+    What `fetch` hands over may be a view of the mapped file or sit in any buffer. It must stay in
+    place until the next `fetch` of the same thread, or as long as the source lives if `is_resident`
+    says so: then a forward fetches each expert once, and later only asks whether the files changed.
+    """
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether every expert stays where `fetch` found it as long as the source lives."""
+
+    def check_unchanged(self) -> None:
+        """Raise what `fetch` would raise if a file behind the experts changed.
+
+        Asked once per forward by those who keep the experts of a resident source.
+        """
 
     def fetch(self, layer: int, expert_ids: Sequence[int]) -> Sequence[ExpertWeights]:
         """Weights of `expert_ids` of one layer, in that order.

@@ -132,6 +132,11 @@ class GrowingRows:
         """Bytes of one row."""
         return self._codec.row_bytes
 
+    @property
+    def parts(self) -> Parts:
+        """The memory of all rows."""
+        return self._parts
+
     def write(self, first: int, rows: Tensor) -> None:
         """Store rows [N, width] as first..first+N-1."""
         for stored, new in zip(self._parts, self._codec.encode(rows), strict=True):
@@ -168,6 +173,16 @@ class PositionRing:
     def nbytes(self) -> int:
         """Bytes of the ring."""
         return self._slots * self._codec.row_bytes
+
+    @property
+    def slots(self) -> int:
+        """Rows it holds."""
+        return self._slots
+
+    @property
+    def parts(self) -> Parts:
+        """The memory of the ring."""
+        return self._parts
 
     def stage(self, rows: Tensor) -> Tensor:
         """Hold new rows [T, width] until `commit`; returns them as they will read, [T, width]."""

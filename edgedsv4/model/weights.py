@@ -185,12 +185,23 @@ class RoutedExperts:
     def __init__(self, bound: BoundWeights) -> None:
         self._layers = bound.experts
         self._files = tuple(_files(experts) for experts in bound.experts)
+        self._all_files = tuple(dict.fromkeys(file for files in self._files for file in files))
         self._known: dict[tuple[int, int], ExpertWeights] = {}
 
     @property
     def num_layers(self) -> int:
         """Layers with routed experts; an MTP block is the last."""
         return len(self._layers)
+
+    @property
+    def is_resident(self) -> bool:
+        """Experts stay where they are in the mapping."""
+        return True
+
+    def check_unchanged(self) -> None:
+        """Raise `FormatError` if a file that holds experts changed since it was opened."""
+        for file in self._all_files:
+            file.check_unchanged()
 
     def expert(self, layer: int, expert_id: int) -> ExpertWeights:
         """Views of one expert's matrices; nothing is read before they are used.

@@ -30,6 +30,23 @@ class MappedExperts:
         self._experts = experts
         self._device = device
 
+    @property
+    def is_resident(self) -> bool:
+        """Views of the file stay where they are; copies on another device do not."""
+        return self._device.type == "cpu"
+
+    def check_unchanged(self) -> None:
+        """Look at every file that holds experts.
+
+        Raises:
+            FormatError: a file changed since it was opened.
+            ExpertReadError: a file cannot be read any more.
+        """
+        try:
+            self._experts.check_unchanged()
+        except OSError as error:
+            raise ExpertReadError(f"the routed experts cannot be read: {error}") from error
+
     def fetch(self, layer: int, expert_ids: Sequence[int]) -> list[ExpertWeights]:
         """Weights of `expert_ids` of one layer, in that order; the file is checked first.
 

@@ -271,7 +271,7 @@ typedef struct {
     dk_matrix router;
     const float *bias;     /* [experts], or NULL */
     const int64_t *table;  /* [vocab, k], or NULL */
-    dk_experts experts;    /* the w1 of an expert that is not at hand has data NULL */
+    dk_experts experts;    /* the w1 of an expert that was not set yet has data NULL */
 } dk_layer;
 
 typedef struct {
@@ -320,7 +320,8 @@ typedef struct {
     int64_t keys;          /* index keys that the last token sees */
     float *scores;         /* [tokens, keys] scores of the layer at hand, or NULL */
     int32_t pauses_at_selection;
-    int32_t pauses_at_experts;   /* else only where an expert is not at hand */
+    int32_t pauses_at_experts;   /* else only where an expert was not set yet */
+    const dk_matrix *experts;    /* [experts * 3] used instead of the layer's own, or NULL */
     int64_t layer;         /* where the work stands: layer, and its part (0, 1 after the selection, */
     int32_t phase;         /* 2 before the experts) */
     int32_t *selected;     /* set at a pause, to be changed at will: [tokens, top] */
@@ -337,6 +338,8 @@ typedef struct {
     dk_matrix stream_projection;
 } dk_draft;
 
+/* Set w1, w3, w2 of one expert in a layer's records, which other threads may be reading. */
+void dk_set_expert(dk_matrix *records, const dk_matrix *three);
 /* Bytes of working memory of a chunk, staged rows included. */
 int64_t dk_workspace_bytes(const dk_network *network, int64_t tokens, int64_t keys, int64_t staged_bytes,
                            int32_t threads);

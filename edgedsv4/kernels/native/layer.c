@@ -174,11 +174,22 @@ int dk_write_streams(dk_run *run, const dk_network *network, const dk_step *step
                           network->hidden);
 }
 
-/* Whether all chosen experts lie in memory. */
-static int experts_are_at_hand(const dk_layer *layer, const dk_buffers *b, int64_t tokens)
+void dk_set_expert(dk_matrix *records, const dk_matrix *three)
+{
+    dk_matrix first = three[0];
+    first.data = NULL;
+    records[0] = first;
+    records[1] = three[1];
+    records[2] = three[2];
+    /* Who sees this sees everything else. */
+    __atomic_store_n(&records[0].data, three[0].data, __ATOMIC_RELEASE);
+}
+
+/* Whether the records of all chosen experts are set. */
+static int experts_are_set(const dk_layer *layer, const dk_buffers *b, int64_t tokens)
 {
     for (int64_t pair = 0; pair < tokens * layer->experts.k; pair++)
-        if (!layer->experts.matrices[b->ids[pair] * 3].data)
+        if (!__atomic_load_n(&layer->experts.matrices[b->ids[pair] * 3].data, __ATOMIC_ACQUIRE))
             return 0;
     return 1;
 }
@@ -199,7 +210,7 @@ static int finish_layer(dk_run *run, const dk_network *network, const dk_layer *
             dk_layer_route(run, network, layer, step, b))
             return 1;
         step->phase = 2;
-        if (step->pauses_at_experts || !experts_are_at_hand(layer, b, step->tokens))
+        if (step->pauses_at_experts || !experts_are_set(layer, b, step->tokens))
             return 2;
     }
     return dk_layer_experts(run, network, layer, step, b);

@@ -19,11 +19,9 @@ int dk_layer_route(dk_run *run, const dk_network *network, const dk_layer *layer
 }
 
 /* Whether a gate or up product of the chosen experts can use int8. */
-static int takes_int8(const dk_network *network, const dk_layer *layer, const dk_step *step,
-                      const dk_buffers *b)
+static int takes_int8(const dk_experts *e, const dk_step *step, const dk_buffers *b)
 {
-    const dk_experts *e = &layer->experts;
-    if (!network->has_int8)
+    if (!e->has_int8)
         return 0;
     if (e->shared && (dk_type_has_int8(e->shared[0].type) || dk_type_has_int8(e->shared[1].type)))
         return 1;
@@ -38,10 +36,13 @@ static int takes_int8(const dk_network *network, const dk_layer *layer, const dk
 int dk_layer_experts(dk_run *run, const dk_network *network, const dk_layer *layer, const dk_step *step,
                      dk_buffers *b)
 {
+    dk_experts experts = layer->experts;
     dk_input x;
+    if (step->experts)
+        experts.matrices = step->experts;
     if (dk_make_input(run, &x, b->x, network->hidden, step->tokens, b->x_memory,
-                      takes_int8(network, layer, step, b)) ||
-        dk_expert_ffn(run, b->out, &x, b->ids, b->weights, &layer->experts, step->tokens, b->expert_scratch))
+                      takes_int8(&experts, step, b)) ||
+        dk_expert_ffn(run, b->out, &x, b->ids, b->weights, &experts, step->tokens, b->expert_scratch))
         return 1;
     return dk_write_streams(run, network, step, b);
 }
