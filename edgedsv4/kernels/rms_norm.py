@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.dispatch import resolve_backend
+from edgedsv4.kernels.native.library import available_on, library, pointer, run_here
 from edgedsv4.kernels.precision import accumulator
 
 if TYPE_CHECKING:
@@ -34,9 +35,11 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, backend: Backend =
     Raises:
         ShapeError: if `weight` is not [n].
     """
-    resolve_backend(backend, operation="rms_norm")
+    chosen = resolve_backend(backend, available_on(x, weight), operation="rms_norm")
     if weight is not None and weight.shape != x.shape[-1:]:
         raise ShapeError(f"rms_norm: weight is {list(weight.shape)}, expected [{x.shape[-1]}]")
+    if chosen == "native":
+        return _rms_norm_native(x.contiguous(), weight, eps)
     return rms_norm_reference(x, weight, eps)
 
 
@@ -47,3 +50,13 @@ def rms_norm_reference(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if weight is not None:
         normed = weight.to(wide.dtype) * normed
     return normed.to(x.dtype)
+
+
+def _rms_norm_native(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    lib, _ = library()
+    run, n = run_here(), x.shape[-1]
+    weight = None if weight is None else weight.contiguous()
+    y = torch.empty_like(x)
+    rows = x.numel() // n if n else 0
+    run.check(lib.dk_rms_norm(run.cdata, pointer(y), pointer(x), pointer(weight), rows, n, eps))
+    return y

@@ -37,6 +37,7 @@ ffibuilder.set_source(
         "-fvisibility=hidden",
         "-Wall",
         "-Wextra",
+        "-Wno-psabi",
         "-Werror",
     ],
     extra_link_args=["-lpthread", "-lm"],

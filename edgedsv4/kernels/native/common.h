@@ -149,5 +149,7 @@ DK_INLINE uint64_t dk_load64(const uint8_t *p)
 
 DK_INLINE int64_t dk_min(int64_t a, int64_t b) { return a < b ? a : b; }
 DK_INLINE int64_t dk_max(int64_t a, int64_t b) { return a > b ? a : b; }
+/* Parts of at most `size` that `count` things make. */
+DK_INLINE int64_t dk_parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 #endif

@@ -55,13 +55,16 @@ _NAMES = {dtype: name for name, dtype in _TENSOR_TYPES.items()}
 def available_on(*tensors: Tensor | None) -> tuple[Implementation, ...]:
     """What can run on these tensors, the best first, for `resolve_backend`.
 
-    The C kernels take float32 in the memory of the CPU; a None is an argument that was left out.
+    The C kernels take float32 in the memory of the CPU and compute no gradients; a None is an
+    argument that was left out.
     """
-    fits = HAVE_NATIVE and all(
-        tensor is None or (tensor.device.type == "cpu" and tensor.dtype == torch.float32)
-        for tensor in tensors
-    )
+    fits = HAVE_NATIVE and all(tensor is None or _is_plain(tensor) for tensor in tensors)
     return _BOTH if fits else _REFERENCE
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    needs_gradient = tensor.requires_grad and torch.is_grad_enabled()
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and not needs_gradient
 
 
 def library() -> tuple[Any, Any]:

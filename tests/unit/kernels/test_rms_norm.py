@@ -39,6 +39,12 @@ def test_a_weight_of_another_width_is_refused() -> None:
         rms_norm(torch.ones(2, 4), torch.ones(3), 1e-6)
 
 
-def test_a_backend_that_does_not_exist_yet_is_not_replaced() -> None:
+def test_a_backend_that_cannot_run_is_not_replaced() -> None:
     with pytest.raises(BackendUnavailableError, match="native"):
-        rms_norm(torch.ones(2, 4), None, 1e-6, backend="native")
+        rms_norm(torch.ones(2, 4).double(), None, 1e-6, backend="native")
+
+
+def test_gradients_still_flow() -> None:
+    x = torch.ones(2, 4, requires_grad=True)
+    rms_norm(x, None, 1e-6).sum().backward()
+    assert x.grad is not None
