@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.dispatch import resolve_backend
+from edgedsv4.kernels.native.library import available_on, library, pointer, run_here
 from edgedsv4.kernels.precision import accumulator
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ def hadamard(x: Tensor, *, backend: Backend = "auto") -> Tensor:
     Raises:
         ShapeError: if n is not a power of two.
     """
-    resolve_backend(backend, operation="hadamard")
+    chosen = resolve_backend(backend, available_on(x), operation="hadamard")
     n = x.shape[-1]
     if n < 1 or n & (n - 1):
         raise ShapeError(f"hadamard: the last dim must be a power of two, found {n}")
+    if chosen == "native":
+        return _hadamard_native(x)
     return hadamard_reference(x)
 
 
@@ -51,3 +54,11 @@ def hadamard_reference(x: Tensor) -> Tensor:
         half *= 2
     scaled: Tensor = wide * n**-0.5
     return scaled.to(x.dtype)
+
+
+def _hadamard_native(x: Tensor) -> Tensor:
+    lib, _ = library()
+    run, n = run_here(), x.shape[-1]
+    y = x.clone(memory_format=torch.contiguous_format)
+    run.check(lib.dk_hadamard(run.cdata, pointer(y), x.numel() // n, n))
+    return y

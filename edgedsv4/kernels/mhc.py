@@ -23,10 +23,14 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.dispatch import resolve_backend
+from edgedsv4.kernels.native.library import available_on, library, pointer, run_here
 from edgedsv4.kernels.precision import accumulator
+from edgedsv4.kernels.quant_matmul import quant_matmul
+from edgedsv4.kernels.rms_norm import rms_norm_reference
 
 if TYPE_CHECKING:
     from edgedsv4.config import Backend
+    from edgedsv4.kernels.dispatch import Implementation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,18 @@ class HyperMix:
 
     pre: Tensor
     """[T, hc], weights of the read."""
+    post: Tensor
+    """[T, hc], weights of the write."""
+    comb: Tensor
+    """[T, hc, hc], source stream first."""
+
+
+@dataclass(frozen=True, slots=True)
+class HyperInput:
+    """What a sublayer sees of T tokens, and how it will write; made by `hyper_read`."""
+
+    x: Tensor
+    """[T, D], the normalised read."""
     post: Tensor
     """[T, hc], weights of the write."""
     comb: Tensor
@@ -160,6 +176,172 @@ def write_streams(streams: Tensor, output: Tensor, mix: HyperMix) -> Tensor:
     wide = streams.to(mix.post.dtype)
     mixed = torch.matmul(mix.comb.transpose(1, 2), wide)
     return (mix.post[:, :, None] * output.to(wide.dtype)[:, None, :] + mixed).to(streams.dtype)
+
+
+def hyper_read(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm: Tensor,
+    constants: HyperConstants,
+    *,
+    backend: Backend = "auto",
+) -> HyperInput:
+    """`hyper_mix`, the read and the RMS norm of what was read, in one.
+
+    Args:
+        streams: [T, hc, D], any float dtype.
+        fn: [(2 + hc) * hc, hc * D] float32.
+        base: [(2 + hc) * hc] float32.
+        scale: [3] float32.
+        norm: [D], weight of the RMS norm.
+        constants: Sinkhorn iterations and epsilons; `norm_eps` is that of both norms.
+        backend: which implementation; `auto` takes the best one.
+
+    Raises:
+        ShapeError: if the parameters do not fit the streams.
+    """
+    hc = streams.shape[1]
+    available = _available(hc, streams, fn, base, scale, norm)
+    chosen = resolve_backend(backend, available, operation="mhc")
+    _check(streams, fn, base, scale, rows=(2 + hc) * hc, scales=3)
+    if chosen == "native":
+        return _hyper_read_native(streams.contiguous(), fn, base, scale, norm, constants)
+    return hyper_read_reference(streams, fn, base, scale, norm, constants)
+
+
+def hyper_read_reference(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm: Tensor,
+    constants: HyperConstants,
+) -> HyperInput:
+    """The steps one after another."""
+    mix = hyper_mix_reference(streams, fn, base, scale, constants)
+    x = rms_norm_reference(read_streams(streams, mix.pre), norm, constants.norm_eps)
+    return HyperInput(x, mix.post, mix.comb)
+
+
+def _hyper_read_native(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm: Tensor,
+    constants: HyperConstants,
+) -> HyperInput:
+    lib, _ = library()
+    run = run_here()
+    tokens, hc, n = streams.shape
+    mix = quant_matmul(streams.flatten(1), fn)
+    got = HyperInput(
+        streams.new_empty(tokens, n),
+        streams.new_empty(tokens, hc),
+        streams.new_empty(tokens, hc, hc),
+    )
+    parameters = (base.contiguous(), scale.contiguous(), norm.contiguous())
+    status = lib.dk_hyper_read(
+        run.cdata,
+        *map(pointer, (got.x, got.post, got.comb, streams, mix, *parameters)),
+        *(tokens, n, constants.iterations, constants.hc_eps, constants.norm_eps),
+    )
+    run.check(status)
+    return got
+
+
+def hyper_head(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm: Tensor,
+    constants: HyperConstants,
+    *,
+    backend: Backend = "auto",
+) -> Tensor:
+    """`head_mix`, the read and the RMS norm of what was read, in one.
+
+    Args:
+        streams: [T, hc, D], any float dtype.
+        fn: [hc, hc * D] float32.
+        base: [hc] float32.
+        scale: [1] float32.
+        norm: [D], weight of the RMS norm.
+        constants: epsilons; `norm_eps` is that of both norms.
+        backend: which implementation; `auto` takes the best one.
+
+    Returns:
+        [T, D], dtype of `streams`.
+
+    Raises:
+        ShapeError: if the parameters do not fit the streams.
+    """
+    hc = streams.shape[1]
+    available = _available(hc, streams, fn, base, scale, norm)
+    chosen = resolve_backend(backend, available, operation="mhc")
+    _check(streams, fn, base, scale, rows=hc, scales=1)
+    if chosen == "native":
+        return _hyper_head_native(streams.contiguous(), fn, base, scale, norm, constants)
+    pre = head_mix(streams, fn, base, scale, constants, backend="reference")
+    return rms_norm_reference(read_streams(streams, pre), norm, constants.norm_eps)
+
+
+def _hyper_head_native(
+    streams: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm: Tensor,
+    constants: HyperConstants,
+) -> Tensor:
+    lib, _ = library()
+    run = run_here()
+    tokens, _, n = streams.shape
+    mix = quant_matmul(streams.flatten(1), fn)
+    x = streams.new_empty(tokens, n)
+    parameters = (base.contiguous(), scale.contiguous(), norm.contiguous())
+    status = lib.dk_hyper_head(
+        run.cdata,
+        *map(pointer, (x, streams, mix, *parameters)),
+        *(tokens, n, constants.hc_eps, constants.norm_eps),
+    )
+    run.check(status)
+    return x
+
+
+def hyper_write(
+    streams: Tensor, output: Tensor, post: Tensor, comb: Tensor, *, backend: Backend = "auto"
+) -> Tensor:
+    """`write_streams` with the coefficients of `hyper_read`.
+
+    Args:
+        streams: [T, hc, D], the input of the sublayer.
+        output: [T, D], what the sublayer computed.
+        post: [T, hc].
+        comb: [T, hc, hc].
+        backend: which implementation; `auto` takes the best one.
+
+    Returns:
+        [T, hc, D], dtype of `streams`.
+    """
+    available = _available(streams.shape[1], streams, output, post, comb)
+    if resolve_backend(backend, available, operation="mhc") != "native":
+        return write_streams(streams, output, HyperMix(post, post, comb))
+    lib, _ = library()
+    run = run_here()
+    tokens, _, n = streams.shape
+    y = streams.new_empty(streams.shape)
+    inputs = [tensor.contiguous() for tensor in (streams, output, post, comb)]
+    run.check(lib.dk_hyper_write(run.cdata, *map(pointer, (y, *inputs)), tokens, n))
+    return y
+
+
+def _available(hc: int, *tensors: Tensor) -> tuple[Implementation, ...]:
+    """The C kernels are written for four streams, which is what every released model has."""
+    return available_on(*tensors) if hc == 4 else ("reference",)
 
 
 def _normalised_product(streams: Tensor, fn: Tensor, norm_eps: float) -> Tensor:

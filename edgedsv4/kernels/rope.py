@@ -17,6 +17,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.dispatch import resolve_backend
+from edgedsv4.kernels.native.library import available_on, library, pointer, run_here
 from edgedsv4.kernels.precision import accumulator
 
 if TYPE_CHECKING:
@@ -97,12 +98,14 @@ def apply_rope(
     Raises:
         ShapeError: if T or r disagree.
     """
-    resolve_backend(backend, operation="rope")
+    chosen = resolve_backend(backend, available_on(x, table.cos, table.sin), operation="rope")
     rope_dim = 2 * table.cos.shape[-1]
     if x.shape[0] != table.cos.shape[0] or x.shape[-1] < rope_dim:
         raise ShapeError(
             f"rope: x is {list(x.shape)}, expected [{table.cos.shape[0]}, ..., >= {rope_dim}]"
         )
+    if chosen == "native":
+        return _apply_rope_native(x, table, inverse=inverse)
     return apply_rope_reference(x, table, inverse=inverse)
 
 
@@ -116,3 +119,15 @@ def apply_rope_reference(x: Tensor, table: RopeTable, *, inverse: bool = False) 
     a, b = tail[..., 0::2], tail[..., 1::2]
     rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
     return torch.cat((x[..., : x.shape[-1] - rope_dim], rotated.to(x.dtype)), dim=-1)
+
+
+def _apply_rope_native(x: Tensor, table: RopeTable, *, inverse: bool) -> Tensor:
+    lib, _ = library()
+    run = run_here()
+    y = x.clone(memory_format=torch.contiguous_format)
+    cos, sin = table.cos.contiguous(), table.sin.contiguous()
+    tokens, dim, half = x.shape[0], x.shape[-1], cos.shape[-1]
+    heads = math.prod(x.shape[1:-1])
+    arguments = (tokens, heads, dim, pointer(cos), pointer(sin), half, inverse)
+    run.check(lib.dk_rope(run.cdata, pointer(y), *arguments))
+    return y

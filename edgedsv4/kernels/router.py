@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.dispatch import resolve_backend
+from edgedsv4.kernels.native.library import available_on, library, pointer, run_here
 from edgedsv4.kernels.precision import accumulator
 
 if TYPE_CHECKING:
@@ -77,3 +78,60 @@ def routing_weights(
     resolve_backend(backend, operation="router")
     chosen = scores.gather(-1, ids)
     return chosen / (chosen.sum(dim=-1, keepdim=True) + SUM_GUARD) * scale
+
+
+def route(
+    logits: Tensor, bias: Tensor | None, k: int, scale: float, *, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Scores, selection and weights in one: the chosen experts and how much each counts.
+
+    Args:
+        logits: [T, E] float32 or float64.
+        bias: [E] of the same dtype, added for the selection alone; None for none.
+        k: experts per token, at most E.
+        scale: routed scaling factor.
+        backend: which implementation; `auto` takes the best one.
+
+    Returns:
+        ids [T, k] int64, ascending, and weights [T, k] of the dtype of `logits`.
+
+    Raises:
+        ShapeError: if k is more than E, or the bias is not [E].
+    """
+    chosen = resolve_backend(backend, available_on(logits, bias), operation="router")
+    experts = logits.shape[-1]
+    if not 1 <= k <= experts:
+        raise ShapeError(f"router: {k} experts asked for, {experts} exist")
+    if bias is not None and bias.shape != (experts,):
+        raise ShapeError(f"router: bias is {list(bias.shape)}, expected [{experts}]")
+    if chosen == "native":
+        return _route_native(logits.contiguous(), bias, k, scale)
+    return route_reference(logits, bias, k, scale)
+
+
+def route_reference(
+    logits: Tensor, bias: Tensor | None, k: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The three steps one after another."""
+    scores = router_scores(logits, backend="reference")
+    selection = scores if bias is None else scores + bias
+    ids = select_experts(selection, k, backend="reference")
+    return ids, routing_weights(scores, ids, scale, backend="reference")
+
+
+def _route_native(
+    logits: Tensor, bias: Tensor | None, k: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    lib, ffi = library()
+    run = run_here()
+    bias = None if bias is None else bias.contiguous()
+    tokens, experts = logits.shape
+    ids = torch.empty(tokens, k, dtype=torch.int32)
+    weights = torch.empty(tokens, k)
+    outputs = (pointer(ids), pointer(weights))
+    sizes = (tokens, experts, k, scale)
+    status = lib.dk_route(
+        run.cdata, *outputs, pointer(logits), pointer(bias), ffi.NULL, ffi.NULL, *sizes
+    )
+    run.check(status)
+    return ids.long(), weights

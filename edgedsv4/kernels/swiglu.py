@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.dispatch import resolve_backend
+from edgedsv4.kernels.native.library import available_on, library, pointer, run_here
 from edgedsv4.kernels.precision import accumulator
 
 if TYPE_CHECKING:
@@ -34,9 +35,11 @@ def swiglu(gate: Tensor, up: Tensor, limit: float, *, backend: Backend = "auto")
     Raises:
         ShapeError: if the shapes differ.
     """
-    resolve_backend(backend, operation="swiglu")
+    chosen = resolve_backend(backend, available_on(gate, up), operation="swiglu")
     if gate.shape != up.shape:
         raise ShapeError(f"swiglu: gate is {list(gate.shape)}, up is {list(up.shape)}")
+    if chosen == "native":
+        return _swiglu_native(gate.contiguous(), up.contiguous(), limit)
     return swiglu_reference(gate, up, limit)
 
 
@@ -45,3 +48,12 @@ def swiglu_reference(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     wide = accumulator(gate.dtype)
     clamped = gate.to(wide).clamp(max=limit)
     return (clamped * torch.sigmoid(clamped) * up.to(wide).clamp(-limit, limit)).to(gate.dtype)
+
+
+def _swiglu_native(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    lib, _ = library()
+    run = run_here()
+    y = torch.empty_like(gate)
+    arguments = (pointer(y), pointer(gate), pointer(up), gate.numel(), limit)
+    run.check(lib.dk_swiglu(run.cdata, *arguments))
+    return y
