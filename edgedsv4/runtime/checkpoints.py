@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from torch import Tensor
 
     from edgedsv4.model.kv_cache import CacheCheckpoint
 
@@ -27,6 +28,8 @@ class TurnCheckpoint:
     state: CacheCheckpoint
     logits: npt.NDArray[np.float32] | None
     """[V] after the last token, None when they were not computed."""
+    streams: Tensor | None = None
+    """[1, hc * D] of the last token, for drafts; None when nothing is drafted."""
 
     @property
     def position(self) -> int:
@@ -36,7 +39,9 @@ class TurnCheckpoint:
     @property
     def nbytes(self) -> int:
         """Memory it takes."""
-        return self.state.nbytes + (0 if self.logits is None else self.logits.nbytes)
+        logits = 0 if self.logits is None else self.logits.nbytes
+        streams = 0 if self.streams is None else self.streams.nbytes
+        return self.state.nbytes + logits + streams
 
 
 class TurnCheckpoints:

@@ -24,7 +24,7 @@ from edgedsv4.text.special_tokens import ASSISTANT, END_THINK, EOS
 if TYPE_CHECKING:
     from edgedsv4.runtime.sampler import Sampler
     from edgedsv4.runtime.session import SessionParts
-    from edgedsv4.runtime.stats import SyncReport
+    from edgedsv4.runtime.stats import DraftStats, SyncReport
     from edgedsv4.runtime.timeline import Progress, Timeline
     from edgedsv4.text.messages import Prompt
     from edgedsv4.text.reply import Reply, ReplyEvent
@@ -99,6 +99,7 @@ class _Turn:
     """The model ended its turn, or has said all that counts."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    drafts: DraftStats | None = None
     cancel: CancelledError | None = None
 
     @property
@@ -116,6 +117,7 @@ class _Turn:
             prefill_seconds=self.prefill_seconds,
             decode_seconds=self.decode_seconds,
             reused_tokens=self.report.reused,
+            drafts=self.drafts,
         )
 
 
@@ -154,6 +156,7 @@ class ReplyLoop:
         """Events of the reply; `Session.reply` says the rest."""
         options = options or PromptOptions()
         turn = self._prefill(messages, options, on_progress)
+        drafts = self._timeline.drafts
         sampler.observe(turn.prompt_ids)
         parser = ReplyParser(
             starts_in=turn.prompt.opens_in,
@@ -166,6 +169,8 @@ class ReplyLoop:
             # Also when the caller closes the iterator: what was sampled is in the timeline.
             self._remember_as_sampled(turn)
             self._timeline.mark_turn()
+        if drafts is not None and self._timeline.drafts is not None:
+            turn.drafts = self._timeline.drafts.since(drafts)
         yield from parser.finish(turn.stop_reason)
         reply = parser.reply
         self._remember_as_rendered(turn, messages, options, reply)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +82,14 @@ class Sampler:
         self._seen[token_id] = True
         self._generated[token_id] += 1
         self.num_generated += 1
+
+    def after(self, token_ids: Iterable[int]) -> Sampler:
+        """A sampler of its own that has accepted these tokens as well; this one stays as it is."""
+        other = copy(self)
+        other._seen, other._generated = self._seen.copy(), self._generated.copy()
+        for token_id in token_ids:
+            other.accept(token_id)
+        return other
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
         """The next token id; calling it again without `accept` gives the same one.

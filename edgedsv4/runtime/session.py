@@ -71,8 +71,7 @@ class Session:
         self._timeline: Timeline | None = Timeline(
             parts.model,
             capacity=capacity,
-            chunk=parts.options.prefill_chunk,
-            checkpoint_bytes=parts.options.checkpoint_bytes,
+            options=parts.options,
             check_files=parts.check_files,
             should_stop=self._cancel.is_set,
         )
@@ -94,8 +93,9 @@ class Session:
 
     @property
     def totals(self) -> SessionTotals:
-        """Tokens evaluated, rebuilt and generated since the session was opened."""
-        return replace(self._live.totals)
+        """Tokens evaluated, rebuilt, generated and drafted since the session was opened."""
+        timeline = self._live
+        return replace(timeline.totals, drafts=timeline.drafts)
 
     @property
     def turn_positions(self) -> tuple[int, ...]:
@@ -173,8 +173,8 @@ class Session:
     def rewind(self, count: int) -> SyncReport:
         """Drop the last `count` tokens.
 
-        Up to 128 tokens, and to any kept turn checkpoint, nothing is evaluated; elsewhere only the
-        tokens after the last checkpoint before the target.
+        Up to 128 tokens (less those drafted last and thrown away), and to any kept turn checkpoint,
+        nothing is evaluated; elsewhere only the tokens after the last checkpoint before the target.
 
         Raises:
             ConfigError: fewer tokens than that; nothing changed.

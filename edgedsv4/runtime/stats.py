@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,54 @@ class SyncReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftStats:
+    """What became of drafted tokens, by place in their step."""
+
+    drafted: tuple[int, ...]
+    """Drafts that were decided on: taken, or thrown away for a token that was none."""
+    accepted: tuple[int, ...]
+    """Drafts that became tokens."""
+    drafted_steps: int = 0
+    """Passes over the main model with drafts."""
+    plain_steps: int = 0
+    """Passes without."""
+    state: str = "on"
+    """`on`, or why nothing is drafted at the moment."""
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Share of the drafts at each place that became tokens; 0 where none were made."""
+        pairs = zip(self.accepted, self.drafted, strict=True)
+        return tuple(accepted / drafted if drafted else 0.0 for accepted, drafted in pairs)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that one pass with drafts gave; 0 without any."""
+        steps = self.drafted_steps
+        return 1 + sum(self.accepted) / steps if steps else 0.0
+
+    def plus(self, is_drafted: bool, decided: int, accepted: int) -> DraftStats:
+        """With one more step, of whose drafts the first `decided` and `accepted` count."""
+        return replace(
+            self,
+            drafted=tuple(n + (i < decided) for i, n in enumerate(self.drafted)),
+            accepted=tuple(n + (i < accepted) for i, n in enumerate(self.accepted)),
+            drafted_steps=self.drafted_steps + is_drafted,
+            plain_steps=self.plain_steps + (not is_drafted),
+        )
+
+    def since(self, earlier: DraftStats) -> DraftStats:
+        """What was added to `earlier`; the state is the present one."""
+        return replace(
+            self,
+            drafted=_difference(self.drafted, earlier.drafted),
+            accepted=_difference(self.accepted, earlier.accepted),
+            drafted_steps=self.drafted_steps - earlier.drafted_steps,
+            plain_steps=self.plain_steps - earlier.plain_steps,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
     """Counts and times of one reply."""
 
@@ -29,6 +77,8 @@ class StepStats:
     decode_seconds: float
     reused_tokens: int = 0
     """Prompt tokens that did not have to be evaluated."""
+    drafts: DraftStats | None = None
+    """What became of the reply's drafts; None when `EngineOptions.draft` is 0."""
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -51,6 +101,12 @@ class SessionTotals:
     """Tokens evaluated again: after going back to a checkpoint, or for logits after a rewind."""
     generated: int = 0
     """Tokens sampled by `generate` and `reply`."""
+    drafts: DraftStats | None = None
+    """What became of all drafts; None when `EngineOptions.draft` is 0."""
+
+
+def _difference(later: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a - b for a, b in zip(later, earlier, strict=True))
 
 
 def _rate(count: int, seconds: float) -> float:

@@ -4,10 +4,16 @@ A `Timeline` joins a model's KV cache with the token ids in it, the logits behin
 the turn checkpoints. It decides what has to be evaluated; locks, sampling and text are elsewhere.
 After every call, also one that raised, it stands at its last complete token: token ids and cache
 agree, and whatever a finished chunk added stays.
+
+With drafts (`speculation`) the cache can be ahead of the timeline: a sampled token is evaluated
+together with drafts of the next ones, and these become tokens when they are sampled. Where the
+timeline ends is decided before that chunk is evaluated (`_certain`), and everything but taking a
+draft first cuts the cache back to it (`_settle`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,11 +24,14 @@ import torch
 from edgedsv4.errors import ConfigError, ContextFullError, FormatError
 from edgedsv4.model.hooks import ForwardHooks
 from edgedsv4.runtime.checkpoints import TurnCheckpoint, TurnCheckpoints
+from edgedsv4.runtime.speculation import DRAFT_ERRORS, Speculation
 from edgedsv4.runtime.stats import SessionTotals, SyncReport
 
 if TYPE_CHECKING:
+    from edgedsv4.config import EngineOptions
     from edgedsv4.model.model import LogitRows, Model
     from edgedsv4.runtime.sampler import Sampler
+    from edgedsv4.runtime.stats import DraftStats
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) after every chunk."""
@@ -35,10 +44,10 @@ class Timeline:
     Args:
         model: evaluates; keeps nothing of the timeline.
         capacity: tokens the cache holds.
-        chunk: tokens evaluated at once.
-        checkpoint_bytes: budget of the turn checkpoints.
+        options: tokens evaluated at once, tokens drafted, budget of the turn checkpoints.
         check_files: called before and after every chunk; raises when the model's file changed.
         should_stop: asked often while evaluating; True raises `CancelledError`.
+        clock: seconds, by which drafting is judged.
     """
 
     def __init__(
@@ -46,36 +55,58 @@ class Timeline:
         model: Model,
         *,
         capacity: int,
-        chunk: int,
-        checkpoint_bytes: int,
+        options: EngineOptions,
         check_files: Callable[[], None],
         should_stop: Callable[[], bool],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.capacity = capacity
         self.totals = SessionTotals()
-        self.checkpoints = TurnCheckpoints(checkpoint_bytes)
+        self.checkpoints = TurnCheckpoints(options.checkpoint_bytes)
         self._model = model
         self._cache = model.new_cache(capacity)
-        self._chunk = chunk
+        self._chunk = options.prefill_chunk
         self._check_files = check_files
         self._hooks = ForwardHooks(should_stop=should_stop)
         self._ids: list[int] = []
+        """Of the cache's tokens."""
         self._logits: Logits | None = None
+        """[V] after the last token of the timeline."""
+        self._certain = capacity
+        """Tokens of the cache beyond these are drafts that nobody sampled yet."""
+        self._rows: Logits | None = None
+        """[N, V] after the last N tokens of the cache, while some of them are drafts."""
+        self._speculation: Speculation | None = None
+        if options.draft:
+            self._speculation = Speculation(
+                model,
+                capacity=capacity,
+                count=options.draft,
+                chunk=options.prefill_chunk,
+                hooks=self._hooks,
+                clock=clock,
+            )
 
     @property
     def length(self) -> int:
-        """Tokens evaluated."""
-        return self._cache.length
+        """Tokens of the timeline."""
+        return min(self._cache.length, self._certain)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens evaluated."""
-        return tuple(self._ids[: self._cache.length])
+        """Ids of the tokens of the timeline."""
+        return tuple(self._ids[: self.length])
+
+    @property
+    def drafts(self) -> DraftStats | None:
+        """What became of the drafts so far; None without drafting."""
+        return None if self._speculation is None else self._speculation.stats()
 
     def nbytes(self) -> int:
-        """Bytes of cache, checkpoints and logits."""
-        logits = 0 if self._logits is None else self._logits.nbytes
-        return self._cache.nbytes() + self.checkpoints.nbytes() + logits
+        """Bytes of cache, checkpoints, logits and drafting."""
+        logits = sum(kept.nbytes for kept in (self._logits, self._rows) if kept is not None)
+        drafting = 0 if self._speculation is None else self._speculation.nbytes()
+        return self._cache.nbytes() + self.checkpoints.nbytes() + logits + drafting
 
     def check_ids(self, token_ids: Sequence[int]) -> None:
         """Raise `ConfigError` unless every id is in the vocabulary."""
@@ -97,6 +128,7 @@ class Timeline:
         """
         self.check_ids(token_ids)
         self._check_room(len(token_ids))
+        self._settle()
         shared = _shared_prefix(self._ids, token_ids)
         reached = self._go_back(shared)
         self._run(token_ids[reached:], "last", rebuilt=shared - reached, on_progress=on_progress)
@@ -129,6 +161,7 @@ class Timeline:
         """
         self.check_ids(token_ids)
         self._check_room(self.length + len(token_ids))
+        self._settle()
         return self._run(token_ids, rows, chunk=chunk, on_progress=on_progress)
 
     def rewind(self, count: int) -> SyncReport:
@@ -141,6 +174,7 @@ class Timeline:
         """
         if not 0 <= count <= self.length:
             raise ConfigError(f"rewind must be 0..{self.length} tokens, found {count}")
+        self._settle()
         target = self._ids[: self.length - count]
         reached = self._go_back(len(target))
         rebuilt = len(target) - reached
@@ -166,7 +200,7 @@ class Timeline:
     def decode(
         self, sampler: Sampler, stop_ids: Container[int], check: Callable[[], None]
     ) -> Iterator[int]:
-        """Sample and evaluate tokens one by one, each yielded once it is part of the timeline.
+        """Sample and evaluate tokens, each yielded once it is part of the timeline.
 
         Ends after a stop token (yielded as well), the sampler's `max_tokens`, or when the context
         is full.
@@ -183,20 +217,93 @@ class Timeline:
         while sampler.num_generated < limit and self.length < self.capacity:
             check()
             token_id = sampler.sample(self.logits())
-            is_stop = token_id in stop_ids
-            # Nobody samples behind a stop token, so its logits (a pass over the head) can wait.
-            self.evaluate((token_id,), rows="none" if is_stop else "last")
+            room = min(limit - sampler.num_generated, self.capacity - self.length) - 1
+            self._append(token_id, sampler, stop_ids, room)
             sampler.accept(token_id)
             self.totals.generated += 1
             yield token_id
-            if is_stop:
-                return
+            if token_id in stop_ids:
+                break
+        self._settle()
 
     def mark_turn(self) -> None:
         """Keep a checkpoint here, within the budget."""
-        self.checkpoints.add(TurnCheckpoint(self._cache.checkpoint(), self._logits))
+        self._settle()
+        speculation = self._speculation
+        streams = None if speculation is None else speculation.last_streams(self.length)
+        self.checkpoints.add(TurnCheckpoint(self._cache.checkpoint(), self._logits, streams))
+
+    def _append(self, token_id: int, sampler: Sampler, stop_ids: Container[int], room: int) -> None:
+        """Make the token just sampled the next one; `room` more may follow it."""
+        if self._is_evaluated(token_id):
+            self._take_draft()
+            return
+        self._settle(is_rejected=True)
+        speculation = self._speculation
+        if speculation is None or token_id in stop_ids:
+            # Nobody samples behind a stop token, so its logits (a pass over the head) can wait.
+            self._run((token_id,), "none" if token_id in stop_ids else "last")
+            return
+        began = speculation.clock()
+        drafts = speculation.propose(self._ids, token_id, sampler, room=room, stop_ids=stop_ids)
+        if not (drafts and self._run_ahead(token_id, drafts)):
+            drafts = []
+            self._run((token_id,), "last")
+        speculation.begin_step(len(drafts), speculation.clock() - began)
+
+    def _is_evaluated(self, token_id: int) -> bool:
+        """Whether the cache went on with this token behind the end of the timeline."""
+        is_ahead = self._rows is not None and self.length < self._cache.length
+        return is_ahead and self._ids[self.length] == token_id
+
+    def _take_draft(self) -> None:
+        """Make the first draft the next token."""
+        if self._rows is None:
+            raise RuntimeError("no draft was evaluated")
+        self._logits = None
+        self._certain += 1
+        self._logits = self._rows[self._certain - self._cache.length - 1].copy()
+        self.totals.evaluated += 1
+
+    def _run_ahead(self, token_id: int, drafts: Sequence[int]) -> bool:
+        """Evaluate a token and drafts of the next ones; whether that worked.
+
+        Drafts can lead into states that the text never reaches: when something breaks there, the
+        timeline stays as it was.
+        """
+        self._certain = self.length + 1
+        try:
+            rows = self._forward((token_id, *drafts), "all")
+        except DRAFT_ERRORS:
+            self._certain = self.capacity
+            return False
+        if rows is None:
+            raise RuntimeError("the model returned no logits")
+        self._rows, self._logits = rows, rows[0].copy()
+        self.totals.evaluated += 1
+        return True
+
+    def _settle(self, *, is_rejected: bool = False) -> None:
+        """Cut the cache back to the timeline: the drafts that are left will not be used."""
+        length = self.length
+        if self._speculation is not None:
+            evaluated = 1 if self._rows is None else self._rows.shape[0]
+            accepted = length - (self._cache.length - evaluated) - 1
+            self._speculation.end_step(accepted, is_rejected=is_rejected)
+        if length < self._cache.length:
+            self._cut(length)
+        self._rows = None
+        self._certain = self.capacity
+
+    def _cut(self, length: int) -> None:
+        """Drop what the rings can drop."""
+        self._cache.rewind(length)
+        del self._ids[length:]
+        if self._speculation is not None:
+            self._speculation.rewind(length)
 
     def _evaluate_last_again(self) -> None:
+        self._settle()
         target = list(self._ids)
         was_marked = self.length in self.checkpoints.positions
         reached = self._go_back(len(target) - 1)
@@ -219,7 +326,11 @@ class Timeline:
         reached = self.length
         del self._ids[reached:]
         here = self.checkpoints.at_or_before(reached)
-        self._logits = here.logits if here is not None and here.position == reached else None
+        if here is not None and here.position != reached:
+            here = None
+        self._logits = None if here is None else here.logits
+        if self._speculation is not None:
+            self._speculation.rewind(reached, None if here is None else here.streams)
         self.checkpoints.drop_from(reached + 1)
         return reached
 
@@ -258,8 +369,10 @@ class Timeline:
             done = first + len(part)
             wanted = rows if rows == "all" or done == total else "none"
             result = self._forward(part, wanted)
-            if rows == "all" and result is not None:
-                collected[first:done] = result
+            if result is not None:
+                self._logits = result[-1].copy()
+                if rows == "all":
+                    collected[first:done] = result
             again = min(max(rebuilt - first, 0), len(part))
             self.totals.rebuilt += again
             self.totals.evaluated += len(part) - again
@@ -270,7 +383,7 @@ class Timeline:
         return None if rows == "none" else collected
 
     def _forward(self, part: Sequence[int], wanted: LogitRows) -> Logits | None:
-        """One chunk; [R, V] logits of the wanted rows."""
+        """One chunk; [R, V] logits of the wanted rows. The last token's are not known after it."""
         self._check_files()
         # Ids go in first and are cut back to the cache's length in any case, so that not even an
         # interrupt between two statements leaves the two apart.
@@ -281,11 +394,13 @@ class Timeline:
             result = self._model.forward(ids, self._cache, logits=wanted, hooks=self._hooks)
         finally:
             del self._ids[self._cache.length :]
-        self._distrust_if_changed(self._cache.length - len(part))
+        start = self._cache.length - len(part)
+        self._distrust_if_changed(start)
+        if self._speculation is not None:
+            self._speculation.keep(result.streams, start)
         if result.logits is None:
             return None
         logits: Logits = result.logits.to(torch.float32).cpu().numpy()
-        self._logits = logits[-1].copy()
         return logits
 
     def _distrust_if_changed(self, length: int) -> None:
@@ -293,8 +408,7 @@ class Timeline:
         try:
             self._check_files()
         except FormatError:
-            self._cache.rewind(length if self._cache.rewind_floor <= length else 0)
-            del self._ids[self._cache.length :]
+            self._cut(length if self._cache.rewind_floor <= length else 0)
             self.checkpoints.drop_from(self._cache.length + 1)
             raise
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from runtime_fakes import FakeModel, expected_logits
 
+from edgedsv4.config import EngineOptions
 from edgedsv4.errors import CancelledError, ConfigError, ContextFullError, NumericError
 from edgedsv4.runtime.stats import SyncReport
 from edgedsv4.runtime.timeline import Timeline
@@ -24,8 +25,7 @@ class Rig:
         self.timeline = Timeline(
             self.model,  # type: ignore[arg-type]
             capacity=capacity,
-            chunk=chunk,
-            checkpoint_bytes=checkpoint_bytes,
+            options=EngineOptions(prefill_chunk=chunk, checkpoint_bytes=checkpoint_bytes),
             check_files=lambda: None,
             should_stop=lambda: self.is_cancelled,
         )
