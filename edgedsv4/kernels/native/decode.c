@@ -1,6 +1,7 @@
 /* Rows of stored matrices as float32: the table of block types, and embedding rows. */
 
 #include "decode.h"
+#include "products.h"
 
 typedef struct {
     const char *name;
@@ -88,6 +89,16 @@ dk_decode_fn dk_decode_fn_of(int type)
 void dk_decode_row(float *y, const dk_matrix *w, int64_t row, int64_t first_column, int64_t columns)
 {
     dk_decode_fn_of(w->type)(y, w, row, first_column, columns);
+}
+
+int dk_unpack_row(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
+                  int64_t first_column, int64_t columns)
+{
+    const dk_unpacker *unpacker = dk_unpacker_of(w->type);
+    if (unpacker == NULL)
+        return 0;
+    dk_unpack_of(unpacker)(u, scale, offset, w, row, first_column, columns);
+    return unpacker->group;
 }
 
 void dk_apply_factor(float *y, const dk_matrix *w, int64_t columns)

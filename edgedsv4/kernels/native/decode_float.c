@@ -58,7 +58,7 @@ DK_INLINE void fp4_e2m1_run(float *restrict y, const uint8_t *p, int64_t n, floa
     ATTRIBUTE static void NAME(float *restrict y, const dk_matrix *w, int64_t row, int64_t first_column,   \
                                int64_t columns)                                                            \
     {                                                                                                      \
-        const uint8_t *p = dk_block(w, row, first_column, ELEMENTS, BYTES);                                \
+        const uint8_t *p = dk_block_at(w, row, first_column, ELEMENTS, BYTES);                                \
         if (w->scale == NULL) {                                                                            \
             RUN(y, p, columns, 1.0f);                                                                      \
         } else {                                                                                           \

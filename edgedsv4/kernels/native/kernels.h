@@ -66,6 +66,11 @@ int dk_type_has_int8(int type);
 /* Elements [first_column, first_column + columns) of one row as float32, exactly as the Python
  * decoder gives them; both multiples of the block. */
 void dk_decode_row(float *y, const dk_matrix *w, int64_t row, int64_t first_column, int64_t columns);
+/* The same elements as int8 products take them: u [columns], and over groups of 16 or 32 the element is
+ * scale * u + offset; columns a multiple of the block and of 32. Returns the group, or 0 for a type without
+ * int8 form. The outputs have room for 64 bytes more (tests). */
+int dk_unpack_row(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
+                  int64_t first_column, int64_t columns);
 /* y [tokens, columns] = rows of w by token id. */
 int dk_embed(dk_run *run, float *y, const dk_matrix *w, const int64_t *ids, int64_t tokens);
 

@@ -17,11 +17,10 @@ DK_INLINE float half_e8m0(uint32_t byte)
     return dk_float_of_bits(byte < 2 ? 0x00200000u << byte : (byte - 1) << 23);
 }
 
-/* Half of an NVFP4 scale: E4M3 without sign; 0x7f is 0. */
+/* Half of an NVFP4 scale: E4M3 whose top bit is ignored, but 0x7f, and not 0xff, is 0. */
 DK_INLINE float half_ue4m3(uint32_t byte)
 {
-    byte &= 0x7f;
-    return byte == 0x7f ? 0.0f : dk_float_of_bits(byte << 20) * 0x1p119f;
+    return byte == 0x7f ? 0.0f : dk_float_of_bits((byte & 0x7f) << 20) * 0x1p119f;
 }
 
 DK_INLINE const uint8_t *block_at(const dk_matrix *w, int64_t row, int64_t block, int64_t bytes)
@@ -293,8 +292,9 @@ DK_AVX512 static void nvfp4_avx512(uint8_t *u, float *scale, float *offset, cons
     const __m512i counts = _mm512_set_epi64(0x0004000400040004, 0, 0x0004000400040004, 0, 0x0004000400040004, 0,
                                             0x0004000400040004, 0);
     for (int64_t b = 0; b < columns / 64; b++, block += 36) {
-        __m128i byte = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int32_t)(dk_load32(block) & 0x7f7f7f7fu)));
+        __m128i byte = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int32_t)dk_load32(block)));
         __mmask8 kept = _mm_cmpneq_epi32_mask(byte, _mm_set1_epi32(0x7f));
+        byte = _mm_and_si128(byte, _mm_set1_epi32(0x7f));
         __m128 tiny = _mm_castsi128_ps(_mm_maskz_slli_epi32(kept, byte, 20));
         _mm_storeu_ps(scale + 4 * b, _mm_mul_ps(tiny, _mm_set1_ps(0x1p119f)));
         __m256i bytes = _mm256_loadu_si256((const __m256i *)(block + 4));
@@ -315,18 +315,6 @@ const dk_unpacker dk_unpack_q4_0 = {32, q4_0_scalar, ON_X86(q4_0_avx2), ON_X86(q
 const dk_unpacker dk_unpack_mxfp4 = {32, mxfp4_scalar, ON_X86(mxfp4_avx2), ON_X86(mxfp4_avx512)};
 const dk_unpacker dk_unpack_nvfp4 = {16, nvfp4_scalar, ON_X86(nvfp4_avx2), ON_X86(nvfp4_avx512)};
 const dk_unpacker dk_unpack_fp4_e2m1 = {32, fp4_scalar, ON_X86(fp4_avx2), NULL};
-
-/* TEMPORARY until unpack_k.c and unpack_iq.c are there: a missing one is NULL. */
-#pragma weak dk_unpack_q2_k
-#pragma weak dk_unpack_q3_k
-#pragma weak dk_unpack_q4_k
-#pragma weak dk_unpack_q5_k
-#pragma weak dk_unpack_q6_k
-#pragma weak dk_unpack_iq2_xxs
-#pragma weak dk_unpack_iq2_xs
-#pragma weak dk_unpack_iq3_xxs
-#pragma weak dk_unpack_iq4_nl
-#pragma weak dk_unpack_iq4_xs
 
 const dk_unpacker *dk_unpacker_of(int type)
 {
