@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.shipped_models import DEFAULT_MODEL as DEFAULT_MODEL
     from edgedsv4.runtime.shipped_models import SHIPPED_MODELS as SHIPPED_MODELS
     from edgedsv4.runtime.shipped_models import ShippedModel as ShippedModel
+    from edgedsv4.runtime.stats import DraftStats as DraftStats
     from edgedsv4.runtime.stats import StepStats as StepStats
     from edgedsv4.runtime.stats import SyncReport as SyncReport
     from edgedsv4.text.chat_json import Chat as Chat
@@ -129,6 +130,7 @@ _HOME = {
         "ShippedModel",
     ),
     "edgedsv4.runtime.stats": (
+        "DraftStats",
         "StepStats",
         "SyncReport",
     ),
@@ -189,6 +191,7 @@ __all__ = [
     "ConvertReport",
     "DeviceLostError",
     "DoneEvent",
+    "DraftStats",
     "Dsv4Error",
     "Engine",
     "EngineOptions",

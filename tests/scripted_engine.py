@@ -29,6 +29,7 @@ from edgedsv4 import (
     TextEvent,
     ThinkingEvent,
 )
+from edgedsv4.runtime.stats import SessionTotals
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class ScriptedSession:
     calls: list[Call] = field(default_factory=list)
     is_cancelled: bool = False
     synced: list[list[int]] = field(default_factory=list)
+    totals: SessionTotals = field(default_factory=SessionTotals)
 
     def __enter__(self) -> Self:
         return self

@@ -91,7 +91,7 @@ COMMANDS = (
             Flag(names=("--raw",), help="continue the text itself, without the chat template"),
             SYSTEM,
             THINK,
-            Flag(names=("--stats",), help="print token counts and speed to stderr"),
+            Flag(names=("--stats",), help="print token counts, speed and drafts to stderr"),
             JSON,
             *SAMPLING_FLAGS,
             *ENGINE_FLAGS,

@@ -16,7 +16,7 @@ from edgedsv4 import errors
 from edgedsv4.cli.flags import engine_options, parse_think, prompt_options, sampling_options
 from edgedsv4.cli.interrupt import cancel_on_interrupt
 from edgedsv4.cli.lines import read_messages
-from edgedsv4.cli.replies import ReplyStream, stats_line
+from edgedsv4.cli.replies import ReplyStream, drafts_text, stats_line
 from edgedsv4.cli.sources import check_argument
 
 if TYPE_CHECKING:
@@ -205,6 +205,9 @@ class Chat:
             f"context: {self.session.length:,} of {self.session.capacity:,} tokens,"
             f" {self.session.nbytes():,} bytes"
         )
+        drafts = self.session.totals.drafts
+        if drafts is not None:
+            self.terminal.line(f"session: {drafts_text(drafts)}")
 
     def help(self, _argument: str) -> None:
         """Lists the commands."""

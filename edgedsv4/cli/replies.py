@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import edgedsv4
 
 if TYPE_CHECKING:
-    from edgedsv4 import DoneEvent, ReplyStep, StepStats, SyncReport
+    from edgedsv4 import DoneEvent, DraftStats, ReplyStep, StepStats, SyncReport
 
 
 class ReplyStream:
@@ -50,13 +50,26 @@ class ReplyStream:
 
 
 def stats_line(stats: StepStats, report: SyncReport | None = None) -> str:
-    """Token counts and speed as one line."""
+    """Token counts, speed and what became of drafts, as one line."""
     kept = "" if report is None else f", {report.reused:,} kept"
     return (
         f"prompt {stats.prompt_tokens:,} tokens{kept},"
         f" {stats.prefill_seconds:.2f} s ({stats.prefill_tokens_per_second:.1f}/s);"
         f" reply {stats.generated_tokens:,} tokens,"
         f" {stats.decode_seconds:.2f} s ({stats.decode_tokens_per_second:.1f}/s)"
+        f"{'' if stats.drafts is None else f'; {drafts_text(stats.drafts)}'}"
+    )
+
+
+def drafts_text(drafts: DraftStats) -> str:
+    """Acceptance by place, tokens per step, and whether drafting is on."""
+    if not drafts.drafted_steps:
+        return f"no drafts made ({drafts.state})"
+    shares = ", ".join(f"{share:.0%}" for share in drafts.acceptance)
+    return (
+        f"drafts accepted {shares}, {drafts.tokens_per_step:.2f} tokens per step in"
+        f" {drafts.drafted_steps:,} of {drafts.drafted_steps + drafts.plain_steps:,} steps"
+        f" ({drafts.state})"
     )
 
 
@@ -69,6 +82,19 @@ def stats_json(stats: StepStats) -> dict[str, object]:
         "decode_seconds": stats.decode_seconds,
         "prefill_tokens_per_second": stats.prefill_tokens_per_second,
         "decode_tokens_per_second": stats.decode_tokens_per_second,
+        "drafts": None if stats.drafts is None else _drafts_json(stats.drafts),
+    }
+
+
+def _drafts_json(drafts: DraftStats) -> dict[str, object]:
+    return {
+        "state": drafts.state,
+        "drafted": list(drafts.drafted),
+        "accepted": list(drafts.accepted),
+        "acceptance": list(drafts.acceptance),
+        "tokens_per_step": drafts.tokens_per_step,
+        "drafted_steps": drafts.drafted_steps,
+        "plain_steps": drafts.plain_steps,
     }
 
 

@@ -115,6 +115,7 @@ def continue_text(
         generated_tokens=count,
         prefill_seconds=prefilled - began,
         decode_seconds=time.perf_counter() - prefilled,
+        drafts=session.totals.drafts,
     )
     return {"text": "".join(pieces), "stats": stats_json(stats)}, stats_line(stats)
 

@@ -9,6 +9,7 @@ import pytest
 from scripted_engine import PipedStdin, ScriptedEngine, Step, Thinking, scripted_engine
 
 import edgedsv4
+from edgedsv4 import DraftStats
 from edgedsv4.cli import main
 from edgedsv4.cli.commands import COMMANDS as COMMAND_TABLE
 from edgedsv4.cli.repl import COMMANDS
@@ -149,6 +150,13 @@ def test_stats_tell_of_the_last_reply_and_the_context(talk: Talk) -> None:
     out = talk(scripted_engine(["x"]), "a\n/stats\n")[1]
     assert "reply 4 tokens, 2.00 s (2.0/s)" in out
     assert "context: 7 of 100 tokens, 4,096 bytes" in out
+
+
+def test_stats_tell_of_the_drafts_of_the_session(talk: Talk) -> None:
+    engine = scripted_engine(["x"])
+    engine.session.totals.drafts = DraftStats(drafted=(4,), accepted=(3,), drafted_steps=4)
+    out = talk(engine, "a\n/stats\n")[1]
+    assert "session: drafts accepted 75%, 1.75 tokens per step in 4 of 4 steps (on)" in out
 
 
 def test_help_lists_every_command(talk: Talk) -> None:

@@ -11,7 +11,9 @@ import pytest
 from scripted_engine import PipedStdin, ScriptedEngine, Thinking, scripted_engine
 
 import edgedsv4
+from edgedsv4 import DraftStats, StepStats
 from edgedsv4.cli import main
+from edgedsv4.cli.replies import drafts_text, stats_json, stats_line
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -75,6 +77,31 @@ def test_json_is_one_document(run: Run) -> None:
     assert (found["text"], found["thinking"], found["finish_reason"]) == ("yes", "hm", "stop")
     assert found["stats"]["generated_tokens"] == 4
     assert found["tokens"] == {"reused": 2, "evaluated": 10, "rebuilt": 0}
+
+
+def test_stats_line_tells_of_drafts_by_place() -> None:
+    drafts = DraftStats(drafted=(20, 20), accepted=(15, 5), drafted_steps=20, plain_steps=4)
+    stats = StepStats(
+        prompt_tokens=1, generated_tokens=44, prefill_seconds=1, decode_seconds=2, drafts=drafts
+    )
+    assert stats_line(stats).endswith(
+        "; drafts accepted 75%, 25%, 2.00 tokens per step in 20 of 24 steps (on)"
+    )
+    found = stats_json(stats)["drafts"]
+    assert found == {
+        "state": "on",
+        "drafted": [20, 20],
+        "accepted": [15, 5],
+        "acceptance": [0.75, 0.25],
+        "tokens_per_step": 2.0,
+        "drafted_steps": 20,
+        "plain_steps": 4,
+    }
+
+
+def test_stats_line_says_why_nothing_was_drafted() -> None:
+    drafts = DraftStats(drafted=(0,), accepted=(0,), plain_steps=3, state="off: damaged")
+    assert drafts_text(drafts) == "no drafts made (off: damaged)"
 
 
 def test_stats_go_to_stderr(run: Run) -> None:
