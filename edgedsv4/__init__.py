@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from edgedsv4.errors import ShapeError as ShapeError
     from edgedsv4.errors import SnapshotError as SnapshotError
     from edgedsv4.errors import UnsupportedModelError as UnsupportedModelError
+    from edgedsv4.runtime.benchmark import BenchOptions as BenchOptions
+    from edgedsv4.runtime.benchmark import SpeedReading as SpeedReading
+    from edgedsv4.runtime.benchmark import SpeedReport as SpeedReport
+    from edgedsv4.runtime.benchmark import measure_speed as measure_speed
     from edgedsv4.runtime.convert import ConvertOptions as ConvertOptions
     from edgedsv4.runtime.convert import ConvertReport as ConvertReport
     from edgedsv4.runtime.convert import QuantizeOptions as QuantizeOptions
@@ -93,6 +97,12 @@ _HOME = {
         "ShapeError",
         "SnapshotError",
         "UnsupportedModelError",
+    ),
+    "edgedsv4.runtime.benchmark": (
+        "BenchOptions",
+        "SpeedReading",
+        "SpeedReport",
+        "measure_speed",
     ),
     "edgedsv4.runtime.convert": (
         "ConvertOptions",
@@ -181,6 +191,7 @@ __all__ = [
     "DEFAULT_MODEL",
     "SHIPPED_MODELS",
     "BackendUnavailableError",
+    "BenchOptions",
     "BusyError",
     "CancelledError",
     "CapacityError",
@@ -219,6 +230,8 @@ __all__ = [
     "ShapeError",
     "ShippedModel",
     "SnapshotError",
+    "SpeedReading",
+    "SpeedReport",
     "StepStats",
     "SyncReport",
     "TextEvent",
@@ -231,6 +244,7 @@ __all__ = [
     "chat_from_json",
     "convert_model",
     "inspect_model",
+    "measure_speed",
     "messages_from_json",
     "open_text",
     "plan_model",

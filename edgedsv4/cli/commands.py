@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import edgedsv4
 from edgedsv4.cli import (
+    bench_command,
     convert_commands,
     model_commands,
     repl,
@@ -178,6 +179,13 @@ COMMANDS = (
         ),
         score_commands.perplexity,
         "The text is cut into windows of --ctx tokens (512 if not given); each starts anew.",
+    ),
+    Command(
+        "bench",
+        "prefill and decode in tokens per second, beside what the memory allows",
+        (MODEL, JSON, *bench_command.BENCH_FLAGS),
+        bench_command.bench,
+        "A decoded token has to read its weights once; the share says how near to that it comes.",
     ),
     Command(
         "convert",

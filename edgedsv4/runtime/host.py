@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def available_ram_bytes(root: Path = ROOT) -> int:
     limits = [_meminfo_available(root), *_control_group_free(root)]
     known = [value for value in limits if value is not None]
     return max(0, min(known)) if known else _sysconf_memory()
+
+
+def processor_name(root: Path = ROOT) -> str:
+    """What the processor calls itself, or the name of its architecture."""
+    info = _read(root / "proc/cpuinfo") or ""
+    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def _usable_cpus() -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edgedsv4.runtime.host import available_ram_bytes, physical_cores
+from edgedsv4.runtime.host import available_ram_bytes, physical_cores, processor_name
 
 MIB = 1 << 20
 
@@ -126,3 +126,12 @@ def test_without_proc_the_physical_memory_is_taken(tmp_path: Path) -> None:
 def test_this_machine_has_a_core_and_memory() -> None:
     assert physical_cores() >= 1
     assert available_ram_bytes() > 0
+
+
+def test_processor_is_called_by_its_own_name(tmp_path: Path) -> None:
+    root = machine(tmp_path, {"proc/cpuinfo": "processor\t: 0\nmodel name\t: A Chip 9000"})
+    assert processor_name(root) == "A Chip 9000"
+
+
+def test_processor_without_a_name_is_its_architecture(tmp_path: Path) -> None:
+    assert processor_name(tmp_path)

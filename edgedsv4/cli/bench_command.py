@@ -1,0 +1,115 @@
+"""`edgedsv4 bench`: how fast a model runs here, beside what the memory allows."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING
+
+import edgedsv4
+from edgedsv4.cli.flags import ENGINE_FLAGS, Flag, engine_options, parse_whole
+
+if TYPE_CHECKING:
+    from edgedsv4 import SpeedReading, SpeedReport
+    from edgedsv4.cli.terminal import Terminal
+
+
+def parse_depths(text: str) -> tuple[int, ...]:
+    """Reads numbers of tokens: `0,4096,16384`."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0,4096, found {text[:40]!r}")
+    return tuple(int(part) for part in parts)
+
+
+MEASURES = (
+    Flag(
+        names=("--prompt",),
+        metavar="N",
+        parse=parse_whole,
+        help="tokens of a prefill, 0 for none; 512 if left out",
+    ),
+    Flag(
+        names=("--generate",),
+        metavar="N",
+        parse=parse_whole,
+        help="tokens of a decode, sampled greedily, 0 for none; 64 if left out",
+    ),
+    Flag(
+        names=("--depth",),
+        metavar="N,...",
+        parse=parse_depths,
+        help="tokens in the timeline before, several numbers for several depths; 0 if left out",
+    ),
+    Flag(
+        names=("--repeat",),
+        metavar="N",
+        parse=parse_whole,
+        help="runs that count, after one that does not; 5 if left out",
+    ),
+)
+BENCH_FLAGS = (*MEASURES, *ENGINE_FLAGS)
+_FIELDS = {"prompt": "prompt", "generate": "generate", "depth": "depths", "repeat": "repeat"}
+
+
+def bench(args: argparse.Namespace, terminal: Terminal) -> int:
+    """Measures prefill and decode; the context is as large as the depths need unless given."""
+    given = {field: getattr(args, flag) for flag, field in _FIELDS.items()}
+    measures = edgedsv4.BenchOptions(**{k: v for k, v in given.items() if v is not None})
+    options = engine_options(args)
+    if options.context is None:
+        options = dataclasses.replace(options, context=measures.context)
+    with edgedsv4.Engine.open(args.model, options, on_progress=terminal.progress) as engine:
+        report = edgedsv4.measure_speed(engine, measures, on_progress=terminal.progress)
+    if args.json:
+        terminal.json(report.to_json())
+    else:
+        _print_report(report, terminal)
+    return 0
+
+
+def _print_report(report: SpeedReport, terminal: Terminal) -> None:
+    engine, machine = report.engine, report.machine
+    weights = report.weights_per_token
+    pairs = {
+        "model": engine["model"],
+        "computed by": _computed_by(report),
+        "machine": f"{machine['processor']}, cores: {machine['cores']}",
+        "versions": ", ".join(f"{name} {number}" for name, number in report.versions.items()),
+        "weights per token": (
+            f"{sum(weights.values()):,} bytes: {weights['dense_weights']:,} dense,"
+            f" {weights['expert_weights']:,} of experts"
+        ),
+        "memory reads": f"{report.stream_rate / 1e9:.1f} GB/s with the same threads",
+    }
+    for name, value in pairs.items():
+        terminal.line(f"{name:20}{value}")
+    terminal.line()
+    terminal.line(
+        f"{'work':8}{'depth':>10}{'tokens':>8}{'n':>4}{'median t/s':>13}{'best t/s':>13}"
+        f"{'bytes/token':>15}  share of the reads"
+    )
+    for reading in report.readings:
+        terminal.line(_row(reading, report.stream_rate))
+
+
+def _computed_by(report: SpeedReport) -> str:
+    engine = report.engine
+    kernels = engine["kernels"]
+    names = set(kernels.values()) if isinstance(kernels, dict) else set()
+    instructions = report.machine["instructions"]
+    used = f" ({instructions})" if instructions and "native" in names else ""
+    threads = "1 thread" if engine["threads"] == 1 else f"{engine['threads']} threads"
+    return (
+        f"{', '.join(sorted(names))}{used} on {engine['device']}, {threads},"
+        f" profile {engine['profile']}, {engine['dtype']}"
+    )
+
+
+def _row(reading: SpeedReading, stream_rate: float) -> str:
+    share = reading.share(stream_rate)
+    reads = "" if share is None else f"{reading.bytes_per_token:>15,}  {share:.1%}"
+    return (
+        f"{reading.work:8}{reading.depth:>10,}{reading.tokens:>8,}{len(reading.seconds):>4}"
+        f"{reading.median:>13,.2f}{reading.best:>13,.2f}{reads}"
+    )
