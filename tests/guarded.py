@@ -1,4 +1,4 @@
-"""Outputs for kernels in C: filled with what no kernel leaves behind, and followed by guard bytes."""
+"""Outputs for kernels in C: filled with what no kernel leaves, and guarded by bytes behind them."""
 
 from __future__ import annotations
 
