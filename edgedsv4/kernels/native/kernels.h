@@ -175,7 +175,8 @@ typedef struct {
 
 /* Add the position bias to the gates of `tokens` staged rows at positions start .., pool every window
  * that ends among them, norm, rotate (rope dims at the end of the width, position of the window's first
- * token), and store the rows. Sets run->bad for a row that is not finite. Row invariant. */
+ * token), and store the rows. width is at most 4096. Sets run->bad for a row that is not finite. Row
+ * invariant. */
 int dk_compress(dk_run *run, const dk_compressor *state, int64_t start, int64_t tokens,
                 const float *frequencies, int64_t half, float eps);
 
@@ -201,7 +202,7 @@ typedef struct {
     const dk_rows *ring;   /* window rows of positions before start */
     int64_t slots;
     const dk_rows *staged; /* window rows of the chunk, row t = position start + t */
-    int64_t window;
+    int64_t window;            /* 0 for none: ring and staged may then be NULL */
     const dk_rows *compressed; /* or NULL */
     const int32_t *selected;   /* [tokens, top] ascending, -1 where none; NULL: all visible rows */
     int64_t top;
@@ -210,7 +211,7 @@ typedef struct {
 } dk_attention;
 
 /* out [tokens, heads, dim]: softmax over window and compressed rows and the sink, scale dim^-0.5. Keys are
- * the values. Not yet rotated back. Row invariant. */
+ * the values. Not yet rotated back. dim at most 16384. Row invariant. */
 int dk_attend(dk_run *run, float *out, const float *q, const dk_attention *rows, int64_t start,
               int64_t tokens, int64_t heads, int64_t dim);
 

@@ -158,7 +158,8 @@ static void attend_task(void *arg, int64_t index)
     task.head = index % job->head_tasks * job->heads_per_task;
     task.heads = dk_min(job->heads_per_task, job->heads - task.head);
     start_task(&task);
-    attend_window(&task);
+    if (job->rows->window > 0)
+        attend_window(&task);
     if (job->rows->compressed != NULL && job->rows->selected == NULL)
         attend_all_compressed(&task);
     if (job->rows->compressed != NULL && job->rows->selected != NULL)
