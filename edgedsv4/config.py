@@ -287,11 +287,17 @@ class EngineOptions:
     threads: int | None = None
     """CPU threads, 1..1024; None takes the physical cores this process may use, or one for a model
     of a few megabytes."""
+    pin_threads: bool = False
+    """Each thread of the native backend keeps to one CPU: steadier where nothing else runs, slower
+    where something does."""
     profile: Profile = "default"
-    """`exact` keeps KV rows and index keys in the compute type; `default` stores FP8 rows and FP4
-    index keys."""
+    """`exact` computes with weights as stored and activations, KV rows and index keys in the
+    compute type. `default` stores FP8 rows and FP4 index keys, as the model was trained to see
+    them, and in the native backend rounds the inputs of products with quantized weights to int8, in
+    groups of 32; `Engine.describe` names the weight types that take float32 inputs all the same."""
     backend: Backend = "auto"
-    """Which implementation computes; a named one that cannot run is an error, never replaced."""
+    """Which implementation computes: `native` (C, CPU, f32) or `reference` (torch). `auto` takes
+    the native one where it can run; a named one that cannot is an error, never replaced."""
     dtype: Dtype = "f32"
     """Type the forward computes in."""
     prefill_chunk: int = 256
@@ -335,7 +341,7 @@ class EngineOptions:
                 _require_whole(name, value, 1, 1 << 50, "1..2^50 bytes")
         _require_whole("checkpoint_bytes", self.checkpoint_bytes, 0, 1 << 50, "0..2^50")
         self._check_draft()
-        for name in ("verify", "sigbus_guard"):
+        for name in ("pin_threads", "verify", "sigbus_guard"):
             _require(_is_of(getattr(self, name), bool), name, "a bool", getattr(self, name))
 
     def _check_draft(self) -> None:

@@ -41,32 +41,54 @@ if TYPE_CHECKING:
         MoeWeights,
     )
 
+_PLAIN_FLOATS = ("F32", "F16", "BF16", "F64")
 LARGEST_INDEX_DIM = 1024
 """Width of an index key that the C kernels can score."""
 
 
-def native_obstacle(
-    config: ModelConfig, numerics: Numerics, block_types: Iterable[str]
-) -> str | None:
-    """Why the C kernels cannot compute a model, as the end of a sentence; None if they can.
-
-    Args:
-        config: shape of the model.
-        numerics: how it shall be computed.
-        block_types: names of all types that its matrices are stored in.
-    """
+def native_obstacle(numerics: Numerics) -> str | None:
+    """Why the C kernels cannot compute in this way, as the end of a sentence; None if they can."""
     if not HAVE_NATIVE:
         return WHY_NOT
     if numerics.device.type != "cpu":
         return f"the C kernels compute on the CPU, not on {numerics.device}"
     if numerics.dtype != torch.float32:
-        return f"the C kernels compute in f32, not in {str(numerics.dtype).removeprefix('torch.')}"
-    unknown = sorted({name for name in block_types if not has_native_type(name)})
+        return (
+            f"the C kernels compute in float32, not in {str(numerics.dtype).removeprefix('torch.')}"
+        )
+    return None
+
+
+def model_obstacle(config: ModelConfig, block_types: Iterable[str]) -> str | None:
+    """Why the C kernels cannot compute a model, as the end of a sentence; None if they can.
+
+    Args:
+        config: shape of the model.
+        block_types: names of all types that its matrices are stored in.
+    """
+    unknown = [name for name in block_types if not has_native_type(name)]
     if unknown:
         return f"the C kernels cannot read weights of type {', '.join(unknown)}"
     if 4 in config.compress_ratios and not 32 <= config.index_dim <= LARGEST_INDEX_DIM:
         return f"the C kernels score index keys of 32..{LARGEST_INDEX_DIM} dims"
     return None
+
+
+def types_without_int8(block_types: Iterable[str]) -> list[str]:
+    """Those quantized types whose products take float32 activations in every profile."""
+    lib, _ = library()
+    return [
+        name
+        for name in block_types
+        if name not in _PLAIN_FLOATS and not lib.dk_type_has_int8(lib.dk_type_id(name.encode()))
+    ]
+
+
+def instruction_set() -> str:
+    """Name of the CPU instructions that the C kernels use."""
+    lib, ffi = library()
+    name: bytes = ffi.string(lib.dk_isa_name(lib.dk_isa()))
+    return name.decode()
 
 
 class NativeLayers:

@@ -11,12 +11,11 @@ import torch
 
 from edgedsv4.errors import BackendUnavailableError
 from edgedsv4.formats.block_types import BlockType
-from edgedsv4.kernels.dispatch import resolve_backend
 from edgedsv4.kernels.quant_matmul import QuantMatrix
 from edgedsv4.runtime.host import available_ram_bytes
 
 if TYPE_CHECKING:
-    from edgedsv4.config import Backend, Dtype, EngineOptions
+    from edgedsv4.config import Dtype, EngineOptions
 
 Weights = TypeVar("Weights")
 
@@ -25,22 +24,6 @@ TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
     "f64": torch.float64,
     "bf16": torch.bfloat16,
 }
-OPERATIONS = (
-    "compress",
-    "expert_ffn",
-    "grouped_output",
-    "hadamard",
-    "index_scores",
-    "index_topk",
-    "mhc",
-    "quant_matmul",
-    "rms_norm",
-    "rope",
-    "router",
-    "sparse_attention",
-    "swiglu",
-)
-"""Operations of a forward that choose their implementation by backend."""
 
 
 def available_devices() -> tuple[str, ...]:
@@ -89,15 +72,6 @@ def unused_budget(device: torch.device, options: EngineOptions) -> str | None:
     if device.type != "cpu" and options.ram_bytes is not None:
         return f"ram_bytes has no effect: the model is computed on {device}, vram_bytes bounds that"
     return None
-
-
-def kernels_by_operation(backend: Backend) -> dict[str, str]:
-    """Which implementation each operation runs.
-
-    Raises:
-        BackendUnavailableError: a named backend that an operation lacks.
-    """
-    return {name: resolve_backend(backend, operation=name) for name in OPERATIONS}
 
 
 def place_weights(weights: Weights, device: torch.device) -> Weights:

@@ -21,20 +21,14 @@ import torch
 from edgedsv4.config import EngineOptions
 from edgedsv4.errors import BusyError, CapacityError, ConfigError, Dsv4Error
 from edgedsv4.formats.sigbus import install_guard
-from edgedsv4.model.kv_cache import Numerics
-from edgedsv4.model.model import Model
 from edgedsv4.model.weight_table import bind_weights
-from edgedsv4.model.weights import load_weights
+from edgedsv4.runtime.backends import BackendChoice, check_backend, choose_backend, load_model
 from edgedsv4.runtime.device import (
-    TORCH_DTYPES,
-    kernels_by_operation,
     memory_budget,
-    place_weights,
     resident_bytes,
     resolve_device,
     unused_budget,
 )
-from edgedsv4.runtime.expert_store import MappedExperts
 from edgedsv4.runtime.host import physical_cores
 from edgedsv4.runtime.memory_plan import (
     EXPERTS,
@@ -57,6 +51,7 @@ if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.model.bound_weights import BoundWeights
+    from edgedsv4.model.model import Model
     from edgedsv4.text.messages import Message, Prompt
     from edgedsv4.text.prompt import PromptOptions
 
@@ -82,6 +77,7 @@ class _Opened:
     weights: dict[str, int]
     """Bytes by item of the memory plan."""
     token_bytes: TokenBytes
+    choice: BackendChoice
     threads: int
     notes: tuple[str, ...]
     files: ExitStack
@@ -110,7 +106,7 @@ class Engine:
     ) -> Engine:
         """Open a model.
 
-        Sets torch's number of threads, which is one figure for the whole process.
+        Where torch computes, this sets torch's number of threads, one figure for the whole process.
 
         Args:
             model: a GGUF file (any part of a split one), an official checkpoint directory, or the
@@ -129,7 +125,7 @@ class Engine:
         options = options or EngineOptions()
         report = on_progress or (lambda _what, _done, _total: None)
         device = resolve_device(options.device)
-        kernels_by_operation(options.backend)
+        check_backend(options, device)
         if options.sigbus_guard:
             install_guard()
         with ExitStack() as stack:
@@ -143,12 +139,14 @@ class Engine:
                 verify_weights(
                     bound, checkpoint.path, lambda done, total: report("verify", done, total)
                 )
-            network = _load_model(bound, options, device)
+            choice = choose_backend(bound, options, device)
+            threads = options.threads or _default_threads(weights)
+            network = load_model(bound, options, device, choice, threads)
+            if choice.name == "reference":
+                torch.set_num_threads(threads)
             report("open model", 3, 4)
             tokenizer = _tokenizer(checkpoint)
-            threads = options.threads or _default_threads(weights)
-            torch.set_num_threads(threads)
-            notes = _notes(model, checkpoint, bound, plan, options)
+            notes = _notes(model, checkpoint, [*bound.warnings, *choice.notes], plan, options)
             report("open model", 4, 4)
             opened = _Opened(
                 checkpoint,
@@ -157,6 +155,7 @@ class Engine:
                 plan,
                 weights,
                 TokenBytes.of(bound),
+                choice,
                 threads,
                 notes,
                 stack.pop_all(),
@@ -225,10 +224,13 @@ class Engine:
     def describe(self) -> dict[str, object]:
         """What was opened and how it runs, as JSON types.
 
-        `threads` is torch's figure for the whole process. `notes` holds everything a user should
-        know: warnings of the file, what stands in for something else, what is left out.
+        `threads` is the engine's own figure; where torch computes, torch's for the whole process.
+        `kernels` names the implementation of each operation, `instruction_set` the CPU instructions
+        of the native ones (None where torch computes). `notes` holds everything a user should know:
+        warnings of the file, what stands in for something else, what is left out.
         """
         opened = self._live
+        is_native = opened.choice.name == "native"
         checkpoint, options = opened.checkpoint, self.options
         return {
             "model": checkpoint.name,
@@ -238,14 +240,15 @@ class Engine:
             "architecture": checkpoint.config.architecture,
             "variant": self.variant,
             "device": str(opened.model.numerics.device),
-            "threads": torch.get_num_threads(),
+            "threads": opened.threads if is_native else torch.get_num_threads(),
             "backend": options.backend,
             "profile": options.profile,
             "dtype": options.dtype,
             "context": self.context,
             "prefill_chunk": options.prefill_chunk,
             "draft": options.draft,
-            "kernels": kernels_by_operation(options.backend),
+            "kernels": opened.choice.kernels(),
+            "instruction_set": opened.choice.instruction_set,
             "notes": list(opened.notes),
         }
 
@@ -362,17 +365,6 @@ class Engine:
             raise _too_large(f"a session of {capacity:,} tokens", plan, others)
 
 
-def _load_model(bound: BoundWeights, options: EngineOptions, device: torch.device) -> Model:
-    weights, experts = load_weights(bound)
-    return Model(
-        bound.config,
-        place_weights(weights, device),
-        MappedExperts(experts, device),
-        Numerics(profile=options.profile, dtype=TORCH_DTYPES[options.dtype], device=device),
-        backend=options.backend,
-    )
-
-
 def _default_threads(weights: dict[str, int]) -> int:
     """Threads for a model of these weights, when nobody asks for a number."""
     dense = sum(weights.values()) - weights.get(EXPERTS, 0)
@@ -427,11 +419,12 @@ def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
 def _notes(
     model: str | Path,
     checkpoint: Checkpoint,
-    bound: BoundWeights,
+    found: Sequence[str],
     plan: MemoryPlan,
     options: EngineOptions,
 ) -> tuple[str, ...]:
-    warnings = [*checkpoint.warnings, *bound.warnings]
+    """Everything a user should know; `found` is what the weights and the backend gave."""
+    warnings = [*checkpoint.warnings, *found]
     unused = unused_budget(resolve_device(options.device), options)
     if unused is not None:
         warnings.append(unused)

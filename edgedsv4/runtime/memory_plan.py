@@ -214,7 +214,8 @@ def workspace_bytes(config: ModelConfig, chunk: int, dtype: Dtype) -> int:
 
     Residual streams (old, new, flattened in float32), queries with their outputs, expert
     activations, logits of one row, and one tile each of a decoded matrix, of gathered rows and of
-    index scores.
+    index scores. The C kernels need no tiles, but keep the new rows of all layers and int8 forms
+    of what is multiplied; the plan takes what is more, whichever computes.
     """
     wide = max(4, _ITEM_BYTES[dtype])
     streams = 4 * config.hc_streams * config.hidden_size
@@ -224,7 +225,39 @@ def workspace_bytes(config: ModelConfig, chunk: int, dtype: Dtype) -> int:
     experts = 3 * config.expert_width * max(1, config.num_shared_experts)
     experts += config.experts_per_token * config.hidden_size
     per_token = streams + queries + attention + indexer + experts + 4 * config.hidden_size
-    return chunk * per_token * wide + 4 * config.vocab_size + 3 * TILE_BYTES
+    fixed = 4 * config.vocab_size
+    torch_bytes = chunk * per_token * wide + 3 * TILE_BYTES
+    return fixed + max(torch_bytes, chunk * _native_token_bytes(config) + TILE_BYTES)
+
+
+def _native_token_bytes(config: ModelConfig) -> int:
+    """Working memory of the C kernels per token of a chunk, at most.
+
+    A tile on top of it covers what does not grow with the chunk: index scores and lists.
+    """
+
+    def input_bytes(width: int) -> int:
+        """A row in float32, and in int8 with a scale and three sums per 32."""
+        return 4 * width + width + 2 * 4 * _ceil(width, 32) + 4 * _ceil(width, 16)
+
+    width, heads = config.hidden_size, config.num_heads * config.head_dim
+    raw = {0: 0, 4: 16 * (config.head_dim + config.index_dim), 128: 8 * config.head_dim}
+    staged = sum(4 * config.head_dim + raw[ratio] + 256 for ratio in config.compress_ratios)
+    staged += 4 * config.head_dim + 256  # the draft block has fewer layers, but never more
+    streams = 2 * 4 * config.hc_streams * width
+    shared = 8 * config.rope_dim + 4 * (config.hc_rows + 5 * config.hc_streams)
+    shared += input_bytes(width) + 4 * width
+    attention = input_bytes(config.q_lora_rank) + input_bytes(heads) + 4 * heads
+    attention += 4 * config.head_dim + input_bytes(config.output_groups * config.output_lora_rank)
+    attention += 4 * config.index_heads * (config.index_dim + 1) + 4 * config.index_topk
+    inner = config.num_shared_experts * config.expert_width
+    pairs = config.experts_per_token * (
+        input_bytes(width) + input_bytes(config.expert_width) + 4 * config.expert_width + 256
+    )
+    experts = 4 * config.num_experts + pairs + input_bytes(inner) + 4 * inner + 4 * width
+    draft = input_bytes(width) + 4 * width + config.hc_streams * input_bytes(width)
+    total = staged + streams + shared + max(attention, experts, draft)
+    return total + total // 15  # some to spare, so that it need not grow token by token
 
 
 def weight_items(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:

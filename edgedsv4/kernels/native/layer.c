@@ -92,9 +92,11 @@ static uintptr_t attention_part(dk_buffers *b, const dk_network *n, int64_t t, i
     if (n->index_heads) {
         b->index_q = dk_take(&at, t * n->index_heads * n->index_dim * 4);
         b->index_weights = dk_take(&at, t * n->index_heads * 4);
-        b->selected = dk_take(&at, keys > n->top ? t * n->top * 4 : 0);
-        int64_t scratch = dk_index_scratch_bytes(keys, n->index_heads, n->index_dim, threads);
-        b->index_scratch = dk_take(&at, keys > n->top ? scratch : 0);
+    }
+    if (n->index_heads && keys > n->top) {
+        b->selected = dk_take(&at, t * n->top * 4);
+        b->index_scratch =
+            dk_take(&at, dk_index_scratch_bytes(keys, n->index_heads, n->index_dim, threads));
     }
     return at;
 }

@@ -126,7 +126,8 @@ def test_describe_is_json_and_names_what_runs(engine: Engine, path: Path) -> Non
     found = json.loads(json.dumps(engine.describe()))
     assert found["path"] == str(path)
     assert (found["device"], found["threads"], found["variant"]) == ("cpu", 1, "v4")
-    assert found["kernels"]["quant_matmul"] == "reference"
+    assert found["kernels"]["quant_matmul"] == "native"
+    assert found["instruction_set"] in ("scalar", "avx2", "avx512", "avx512-vnni", "neon")
     assert found["notes"] == []
 
 
@@ -151,10 +152,10 @@ def test_unusable_device_names_what_there_is(path: Path, device: str) -> None:
         Engine.open(path, variant_of(device=device))
 
 
-@pytest.mark.parametrize("backend", ["native", "triton"])
-def test_backend_that_cannot_run_is_refused_at_open(path: Path, backend: str) -> None:
-    with pytest.raises(BackendUnavailableError, match=backend):
-        Engine.open(path, variant_of(backend=backend))
+@pytest.mark.parametrize("changes", [{"backend": "triton"}, {"backend": "native", "dtype": "f64"}])
+def test_backend_that_cannot_run_is_refused_at_open(path: Path, changes: dict[str, str]) -> None:
+    with pytest.raises(BackendUnavailableError, match=changes["backend"]):
+        Engine.open(path, variant_of(**changes))
 
 
 def test_budget_too_small_for_the_model_is_refused(path: Path) -> None:
@@ -304,9 +305,15 @@ def test_warnings_of_the_file_are_logged_once_and_kept_as_notes(
     assert sum(notes[0] in record.getMessage() for record in caplog.records) == 1
 
 
-def test_threads_are_set_for_the_process(path: Path) -> None:
-    with Engine.open(path, variant_of(threads=2)):
+def test_threads_of_torch_are_set_for_the_process(path: Path) -> None:
+    with Engine.open(path, variant_of(threads=2, backend="reference")):
         assert torch.get_num_threads() == 2
+
+
+def test_threads_of_torch_stay_as_they_are_when_the_c_kernels_compute(path: Path) -> None:
+    with Engine.open(path, variant_of(threads=2, backend="native")) as engine:
+        assert torch.get_num_threads() == 1
+        assert engine.describe()["threads"] == 2
 
 
 def test_a_model_of_a_few_megabytes_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
