@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from scalar_codecs import e4m3_value, fp4_row, fp8_row
@@ -14,6 +16,12 @@ from edgedsv4.kernels.kv_quant import (
     quantize_kv_rows,
 )
 
+if TYPE_CHECKING:
+    from edgedsv4.config import Backend
+
+
+both = pytest.mark.parametrize("backend", ["native", "reference"])
+
 
 def rows(count: int, width: int, seed: int) -> torch.Tensor:
     """Rows of very different sizes, in float32."""
@@ -22,12 +30,13 @@ def rows(count: int, width: int, seed: int) -> torch.Tensor:
     return x * 2.0 ** torch.randint(-30, 12, (count, 1), generator=generator)
 
 
+@both
 @pytest.mark.parametrize(("width", "rope_dim"), [(512, 64), (128, 32), (66, 2), (70, 68)])
-def test_kv_rows_are_coded_byte_for_byte(width: int, rope_dim: int) -> None:
+def test_kv_rows_are_coded_byte_for_byte(width: int, rope_dim: int, backend: Backend) -> None:
     x = rows(9, width, seed=width)
     x[3] = 0.0
     x[4, 0] = 448.0
-    data, scales = quantize_kv_rows(x, rope_dim)
+    data, scales = quantize_kv_rows(x, rope_dim, backend=backend)
     for row, values in enumerate(x.to(torch.bfloat16).double().tolist()):
         expected = fp8_row(values, rope_dim)
         assert (bytes(data[row].tolist()), bytes(scales[row].tolist())) == expected, f"row {row}"
@@ -39,24 +48,26 @@ def test_a_released_row_takes_584_bytes() -> None:
     assert fp8_scale_bytes(448) == 8
 
 
+@both
 @pytest.mark.parametrize("width", [128, 64, 32, 40, 2])
-def test_index_keys_are_coded_byte_for_byte(width: int) -> None:
+def test_index_keys_are_coded_byte_for_byte(width: int, backend: Backend) -> None:
     x = rows(9, width, seed=width)
     x[2] = 0.0
     x[5, ::2] *= 0.0
     x[6, 0] = -0.0
-    codes, scales = quantize_index_keys(x)
+    codes, scales = quantize_index_keys(x, backend=backend)
     for row, values in enumerate(x.to(torch.bfloat16).double().tolist()):
         assert (bytes(codes[row].tolist()), bytes(scales[row].tolist())) == fp4_row(values), (
             f"row {row}"
         )
 
 
-def test_fp4_ties_go_to_the_even_code() -> None:
+@both
+def test_fp4_ties_go_to_the_even_code(backend: Backend) -> None:
     ties = torch.tensor([[0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4])
-    codes, scales = quantize_index_keys(ties)
+    codes, scales = quantize_index_keys(ties, backend=backend)
     assert scales.tolist() == [[127]]
-    decoded = dequantize_index_keys(codes, scales, torch.float32)
+    decoded = dequantize_index_keys(codes, scales, torch.float32, backend=backend)
     assert decoded[0, :8].tolist() == [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0]
 
 
