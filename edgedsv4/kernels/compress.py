@@ -4,6 +4,9 @@ With one series (ratio 128), e_w = sum_j softmax_j(g_j) a_j over the m tokens of
 series (ratio 4), the softmax runs over 2m slots: series A of the previous window's tokens, then
 series B of the current window's; for the first window the A slots do not exist (score -inf).
 Source: DeepSeek-V4 reference code.
+
+There is no native form of this function: `dk_compress` makes stored rows out of raw projections,
+from the position bias to the codes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Scores of the lightning indexer: S[t, w] = sum_h weights[t, h] * relu(q[t, h] . keys[w]).
 
 The relu comes before the head weights, and the sum is float32. Source: DeepSeek-V4 reference code.
+
+The native model calls `dk_index_select`, which scores keys as they are stored and selects at once;
+here it gets float32 keys and returns the scores.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.dispatch import resolve_backend
+from edgedsv4.kernels.native.library import available_on, library, pointer, run_here
 from edgedsv4.kernels.precision import accumulator
 
 if TYPE_CHECKING:
@@ -34,12 +38,14 @@ def index_scores(q: Tensor, keys: Tensor, weights: Tensor, *, backend: Backend =
     Raises:
         ShapeError: if T, heads or dims disagree.
     """
-    resolve_backend(backend, operation="index_scores")
+    chosen = resolve_backend(backend, available_on(q, keys, weights), operation="index_scores")
     if q.shape[:2] != weights.shape or q.shape[-1] != keys.shape[-1]:
         raise ShapeError(
             f"index_scores: q {list(q.shape)}, keys {list(keys.shape)},"
             f" weights {list(weights.shape)}"
         )
+    if chosen == "native" and q.numel() > 0 and keys.shape[0] > 0:
+        return _index_scores_native(q.contiguous(), keys.contiguous(), weights.contiguous())
     return index_scores_reference(q, keys, weights)
 
 
@@ -48,3 +54,33 @@ def index_scores_reference(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
     wide = accumulator(q.dtype)
     dots = torch.relu(q.to(wide) @ keys.to(wide).T)
     return torch.matmul(weights.to(wide)[:, None, :], dots).squeeze(1)
+
+
+def _index_scores_native(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
+    lib, ffi = library()
+    run, (tokens, heads, dim), count = run_here(), q.shape, keys.shape[0]
+    stored = ffi.new("dk_rows *")
+    stored.data, stored.data_stride, stored.width = pointer(keys, "uint8_t *"), 4 * dim, dim
+    nbytes = lib.dk_index_scratch_bytes(count, heads, dim, run.cdata.threads)
+    scratch = torch.empty(nbytes, dtype=torch.uint8)
+    scores = q.new_empty(tokens, count)
+    none = torch.empty(0, dtype=torch.int32)
+    # With these every token sees all keys: (start + t + 1) // ratio == count.
+    ratio, start = tokens, count * tokens - 1
+    status = lib.dk_index_select(
+        run.cdata,
+        pointer(none),
+        pointer(scores),
+        pointer(q),
+        pointer(weights),
+        stored,
+        start,
+        tokens,
+        heads,
+        dim,
+        ratio,
+        0,
+        ffi.cast("void *", scratch.data_ptr()),
+    )
+    run.check(status)
+    return scores

@@ -2,6 +2,9 @@
 
 -0.0 equals 0.0, NaN counts as -inf. Ties are common, since the relu of the scores makes exact
 zeros; the public implementations leave them open, so the rule is ours and every backend follows it.
+
+There is no native form of this function: `dk_index_select` scores and selects in one, and returns
+rows in ascending order.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 s_i = scale * (q . row_i), M = max(s, sink), Z = sum exp(s_i - M) + exp(sink - M), o = sum exp(s_i -
 M) row_i / Z: one softmax over window and compressed rows together, keys and values being the same
 rows. The sink is a raw logit, not scaled, and adds no value. Source: DeepSeek-V4 reference code.
+
+The native model calls `dk_attend` with window rings and compressed rows as they are stored; here it
+gets float32 rows and a list of ids.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.dispatch import resolve_backend
+from edgedsv4.kernels.native.library import available_on, library, pointer, run_here
 from edgedsv4.kernels.precision import accumulator
 
 if TYPE_CHECKING:
     from edgedsv4.config import Backend
+
+_LARGEST_NATIVE_DIM = 16384
 
 
 def sparse_attention(
@@ -39,7 +45,10 @@ def sparse_attention(
     Raises:
         ShapeError: if the shapes disagree.
     """
-    resolve_backend(backend, operation="sparse_attention")
+    available = available_on(q, rows, sink)
+    if q.shape[-1] > _LARGEST_NATIVE_DIM:
+        available = ("reference",)
+    chosen = resolve_backend(backend, available, operation="sparse_attention")
     count, heads, dim = q.shape
     if rows.shape[-1] != dim or ids.shape[0] != count or sink.shape != (heads,):
         raise ShapeError(
@@ -48,6 +57,8 @@ def sparse_attention(
         )
     if rows.shape[0] == 0 or ids.shape[1] == 0:
         return torch.zeros_like(q)
+    if chosen == "native":
+        return _sparse_attention_native(q, rows, ids, sink)
     return sparse_attention_reference(q, rows, ids, sink)
 
 
@@ -65,3 +76,19 @@ def sparse_attention_reference(q: Tensor, rows: Tensor, ids: Tensor, sink: Tenso
     # NaN or infinity in a row that is not attended must not leak in through a weight of zero.
     keys = keys.masked_fill(absent.transpose(1, 2), 0.0)
     return (torch.matmul(weights, keys) / total).to(q.dtype)
+
+
+def _sparse_attention_native(q: Tensor, rows: Tensor, ids: Tensor, sink: Tensor) -> Tensor:
+    lib, ffi = library()
+    run, (count, heads, dim) = run_here(), q.shape
+    # Absent rows end the list there, so they go last; the others keep their order.
+    order = (ids < 0).to(torch.int8).argsort(dim=-1, stable=True)
+    selected = ids.gather(-1, order).to(torch.int32).contiguous()
+    q, rows, sink, out = q.contiguous(), rows.contiguous(), sink.contiguous(), q.new_empty(q.shape)
+    stored = ffi.new("dk_rows *")
+    stored.data, stored.data_stride, stored.width = pointer(rows, "uint8_t *"), 4 * dim, dim
+    keys = ffi.new("dk_attention *")
+    keys.compressed, keys.selected, keys.sink = stored, pointer(selected), pointer(sink)
+    keys.top, keys.ratio, keys.slots = ids.shape[1], 1, 1
+    run.check(lib.dk_attend(run.cdata, pointer(out), pointer(q), keys, 0, count, heads, dim))
+    return out

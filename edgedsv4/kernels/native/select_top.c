@@ -118,6 +118,8 @@ void dk_select_top(int32_t *ids, float *scores, int64_t count, int64_t top)
         count_at_least = count_from_avx2;
     }
 #endif
+    if (top == 0)
+        return;
     int32_t *keys = (int32_t *)scores; /* same size; keys are read and written as bits only */
     range_t range = make(keys, count);
     int64_t low = dk_max(range.low, (int64_t)NOT_TAKEN + 1), high = range.high;
