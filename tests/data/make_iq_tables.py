@@ -17,7 +17,7 @@ KERNELS = Path(__file__).parents[2] / "edgedsv4" / "kernels"
 STORED = KERNELS / "native" / "iq_grids.c"
 LINE_LENGTH = 110
 HEADING = """\
-/* The grids of the IQ block types: the values of an entry are the bytes of an integer, lowest first.
+/* The grids of the IQ block types: the values of an entry are the bytes of a number, lowest first.
  *
  * Written by tests/data/make_iq_tables.py from kernels/data/iq_grids.npz; a test compares the two.
  * Source: ggml (MIT licence), see the README of that folder.

@@ -77,7 +77,7 @@ DK_INLINE float dk_half(const uint8_t *p) { return dk_f16(dk_load16(p)); }
     ATTRIBUTE static void NAME(float *restrict y, const dk_matrix *w, int64_t row, int64_t first_column,   \
                                int64_t columns)                                                            \
     {                                                                                                      \
-        const uint8_t *p = dk_block_at(w, row, first_column, ELEMENTS, BYTES);                                \
+        const uint8_t *p = dk_block_at(w, row, first_column, ELEMENTS, BYTES);                             \
         for (float *out = y, *end = y + columns; out < end; out += ELEMENTS, p += BYTES)                   \
             CALL;                                                                                          \
         dk_apply_factor(y, w, columns);                                                                    \

@@ -58,7 +58,7 @@ DK_INLINE void fp4_e2m1_run(float *restrict y, const uint8_t *p, int64_t n, floa
     ATTRIBUTE static void NAME(float *restrict y, const dk_matrix *w, int64_t row, int64_t first_column,   \
                                int64_t columns)                                                            \
     {                                                                                                      \
-        const uint8_t *p = dk_block_at(w, row, first_column, ELEMENTS, BYTES);                                \
+        const uint8_t *p = dk_block_at(w, row, first_column, ELEMENTS, BYTES);                             \
         if (w->scale == NULL) {                                                                            \
             RUN(y, p, columns, 1.0f);                                                                      \
         } else {                                                                                           \
@@ -67,7 +67,10 @@ DK_INLINE void fp4_e2m1_run(float *restrict y, const uint8_t *p, int64_t n, floa
             int64_t first = 0, next = (group + 1) * width - first_column;                                  \
             for (; first < columns; first = next, next += width) {                                         \
                 int64_t n = dk_min(next, columns) - first;                                                 \
-                RUN(y + first, p + first / ELEMENTS * BYTES, n, dk_e8m0(*scale++));                        \
+                if (n == 32)                                                                               \
+                    RUN(y + first, p + first / ELEMENTS * BYTES, 32, dk_e8m0(*scale++));                   \
+                else                                                                                       \
+                    RUN(y + first, p + first / ELEMENTS * BYTES, n, dk_e8m0(*scale++));                    \
             }                                                                                              \
         }                                                                                                  \
         dk_apply_factor(y, w, columns);                                                                    \
@@ -77,28 +80,30 @@ DK_INLINE void fp4_e2m1_run(float *restrict y, const uint8_t *p, int64_t n, floa
 
 /* ---- AVX2 ---- */
 
-/* Sixteen E4M3 codes as half floats 2^-8 as large, NaN codes as NaN. */
+/* Up to this scale 256 times the scale is a float, so that one factor will do. */
+static const float LARGEST_SINGLE_FACTOR = 0x1p119f;
+
+/* Sixteen E4M3 codes as half floats 2^-8 as large, NaN codes as NaN. Shifting the sign-extended code leaves
+ * the sign in bits 14 and 15. */
 DK_AVX2 DK_INLINE __m256i e4m3_halves_avx2(__m128i codes)
 {
-    __m256i wide = _mm256_cvtepu8_epi16(codes);
-    __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
-    __m256i sign = _mm256_slli_epi16(_mm256_xor_si256(wide, magnitude), 8);
-    __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
-    nan = _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00));
-    return _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign), nan);
+    const __m128i magnitude = _mm_set1_epi8(0x7f);
+    __m128i is_nan = _mm_cmpeq_epi8(_mm_and_si128(codes, magnitude), magnitude);
+    __m256i nan = _mm256_and_si256(_mm256_cvtepi8_epi16(is_nan), _mm256_set1_epi16(0x7e00));
+    __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    return _mm256_or_si256(_mm256_and_si256(halves, _mm256_set1_epi16((short)0xbfff)), nan);
 }
 
-/* Two factors, since 256 times the largest scale is no float. */
 DK_AVX2 DK_INLINE void fp8_e4m3_run_avx2(float *restrict y, const uint8_t *p, int64_t n, float scale)
 {
-    const __m256 first = _mm256_set1_ps(256.0f), second = _mm256_set1_ps(scale);
+    const __m256 factor = _mm256_set1_ps(256.0f * scale);
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
+    for (; i + 16 <= n && scale <= LARGEST_SINGLE_FACTOR; i += 16) {
         __m256i halves = e4m3_halves_avx2(_mm_loadu_si128((const __m128i *)(p + i)));
         __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
         __m256 high = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
-        _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_mul_ps(low, first), second));
-        _mm256_storeu_ps(y + i + 8, _mm256_mul_ps(_mm256_mul_ps(high, first), second));
+        _mm256_storeu_ps(y + i, _mm256_mul_ps(low, factor));
+        _mm256_storeu_ps(y + i + 8, _mm256_mul_ps(high, factor));
     }
     fp8_e4m3_run(y + i, p + i, n - i, scale);
 }
@@ -145,24 +150,23 @@ DK_AVX2 DK_INLINE void fp8_e5m2_run_avx2(float *restrict y, const uint8_t *p, in
 /* 32 E4M3 codes as half floats 2^-8 as large, NaN codes as NaN. */
 DK_AVX512 DK_INLINE __m512i e4m3_halves_avx512(__m256i codes)
 {
-    __m512i wide = _mm512_cvtepu8_epi16(codes);
-    __m512i magnitude = _mm512_and_si512(wide, _mm512_set1_epi16(0x7f));
-    __m512i sign = _mm512_slli_epi16(_mm512_xor_si512(wide, magnitude), 8);
-    __mmask32 nan = _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f));
-    __m512i halves = _mm512_or_si512(_mm512_slli_epi16(magnitude, 7), sign);
-    return _mm512_mask_mov_epi16(halves, nan, _mm512_set1_epi16(0x7e00));
+    const __m256i magnitude = _mm256_set1_epi8(0x7f);
+    __mmask32 is_nan = _mm256_cmpeq_epi8_mask(_mm256_and_si256(codes, magnitude), magnitude);
+    __m512i halves = _mm512_slli_epi16(_mm512_cvtepi8_epi16(codes), 7);
+    halves = _mm512_and_si512(halves, _mm512_set1_epi16((short)0xbfff));
+    return _mm512_mask_mov_epi16(halves, is_nan, _mm512_set1_epi16(0x7e00));
 }
 
 DK_AVX512 DK_INLINE void fp8_e4m3_run_avx512(float *restrict y, const uint8_t *p, int64_t n, float scale)
 {
-    const __m512 first = _mm512_set1_ps(256.0f), second = _mm512_set1_ps(scale);
+    const __m512 factor = _mm512_set1_ps(256.0f * scale);
     int64_t i = 0;
-    for (; i + 32 <= n; i += 32) {
+    for (; i + 32 <= n && scale <= LARGEST_SINGLE_FACTOR; i += 32) {
         __m512i halves = e4m3_halves_avx512(_mm256_loadu_si256((const __m256i *)(p + i)));
         __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
         __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
-        _mm512_storeu_ps(y + i, _mm512_mul_ps(_mm512_mul_ps(low, first), second));
-        _mm512_storeu_ps(y + i + 16, _mm512_mul_ps(_mm512_mul_ps(high, first), second));
+        _mm512_storeu_ps(y + i, _mm512_mul_ps(low, factor));
+        _mm512_storeu_ps(y + i + 16, _mm512_mul_ps(high, factor));
     }
     fp8_e4m3_run_avx2(y + i, p + i, n - i, scale);
 }

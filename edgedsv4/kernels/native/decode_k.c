@@ -1,7 +1,7 @@
 /* Decoders of the K types: 256 elements in sub-blocks of 16 or 32 with small integer scales. Formulas and
  * field order: kernels/dequantize/k_blocks.py. d and m are the half-precision scales, q stored integers. */
 
-#include "decode.h"
+#include "decode_groups.h"
 
 DK_INLINE void q2_k_block(float *restrict y, const uint8_t *p, float d, float m)
 {
@@ -88,9 +88,9 @@ DK_INLINE void iq4_xs_block(float *restrict y, const uint8_t *p, float d, float 
     }
 }
 
-DK_PLAIN_DECODER(q2_k, 256, 84, 80, 82)
-DK_PLAIN_DECODER(q3_k, 256, 110, 108, 108)
-DK_PLAIN_DECODER(q4_k, 256, 144, 0, 2)
-DK_PLAIN_DECODER(q5_k, 256, 176, 0, 2)
-DK_PLAIN_DECODER(q6_k, 256, 210, 208, 208)
-DK_PLAIN_DECODER(iq4_xs, 256, 136, 0, 0)
+DK_GROUP_DECODER(q2_k, 256, 84, DK_PLAIN(q2_k, 80, 82), 16, DK_HAS_OFFSET)
+DK_GROUP_DECODER(q3_k, 256, 110, DK_PLAIN(q3_k, 108, 108), 16, 4)
+DK_GROUP_DECODER(q4_k, 256, 144, DK_PLAIN(q4_k, 0, 2), 32, DK_HAS_OFFSET)
+DK_GROUP_DECODER(q5_k, 256, 176, DK_PLAIN(q5_k, 0, 2), 32, DK_HAS_OFFSET)
+DK_GROUP_DECODER(q6_k, 256, 210, DK_PLAIN(q6_k, 208, 208), 16, 32)
+DK_GROUP_DECODER(iq4_xs, 256, 136, DK_PLAIN(iq4_xs, 0, 0), 32, 127)

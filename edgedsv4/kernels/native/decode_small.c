@@ -1,7 +1,7 @@
 /* Decoders of the types of 32 elements with one half-precision scale, of the ternary types, and of the 4-bit
  * floats in blocks (MXFP4, NVFP4). Formulas and field order: kernels/dequantize/small_blocks.py. */
 
-#include "decode.h"
+#include "decode_groups.h"
 
 const int8_t dk_iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 const int8_t dk_twice_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -24,32 +24,46 @@ DK_INLINE void q4_0_block(float *restrict y, const uint8_t *p, float d, float m)
     }
 }
 
-DK_INLINE void q4_1_block(float *restrict y, const uint8_t *p, float d, float m)
+/* Low nibbles of 16 bytes, then the high ones. */
+DK_INLINE void nibbles(uint8_t u[32], const uint8_t *q)
 {
     for (int i = 0; i < 16; i++) {
-        y[i] = (float)(p[4 + i] & 15) * d + m;
-        y[16 + i] = (float)(p[4 + i] >> 4) * d + m;
+        u[i] = q[i] & 15;
+        u[16 + i] = q[i] >> 4;
     }
 }
 
-/* Bit e of the word `fifth` belongs to element e. */
+/* The same with a fifth bit, bit e of a word for element e. */
+DK_INLINE void five_bits(uint8_t u[32], const uint8_t *q, uint32_t fifth)
+{
+    nibbles(u, q);
+    for (int i = 0; i < 32; i++)
+        u[i] |= (uint8_t)((fifth >> i & 1) << 4);
+}
+
+DK_INLINE void q4_1_block(float *restrict y, const uint8_t *p, float d, float m)
+{
+    uint8_t u[32];
+    nibbles(u, p + 4);
+    for (int i = 0; i < 32; i++)
+        y[i] = (float)u[i] * d + m;
+}
+
 DK_INLINE void q5_0_block(float *restrict y, const uint8_t *p, float d, float m)
 {
     (void)m;
-    uint32_t fifth = dk_load32(p + 2);
-    for (int i = 0; i < 16; i++) {
-        y[i] = (float)((int)((p[6 + i] & 15) | (fifth >> i & 1) << 4) - 16) * d;
-        y[16 + i] = (float)((int)(p[6 + i] >> 4 | (fifth >> (16 + i) & 1) << 4) - 16) * d;
-    }
+    uint8_t u[32];
+    five_bits(u, p + 6, dk_load32(p + 2));
+    for (int i = 0; i < 32; i++)
+        y[i] = (float)(u[i] - 16) * d;
 }
 
 DK_INLINE void q5_1_block(float *restrict y, const uint8_t *p, float d, float m)
 {
-    uint32_t fifth = dk_load32(p + 4);
-    for (int i = 0; i < 16; i++) {
-        y[i] = (float)(int)((p[8 + i] & 15) | (fifth >> i & 1) << 4) * d + m;
-        y[16 + i] = (float)(int)(p[8 + i] >> 4 | (fifth >> (16 + i) & 1) << 4) * d + m;
-    }
+    uint8_t u[32];
+    five_bits(u, p + 8, dk_load32(p + 4));
+    for (int i = 0; i < 32; i++)
+        y[i] = (float)u[i] * d + m;
 }
 
 DK_INLINE void iq4_nl_block(float *restrict y, const uint8_t *p, float d, float m)
@@ -124,13 +138,58 @@ DK_INLINE void nvfp4_block(float *restrict y, const uint8_t *p)
     }
 }
 
+#ifdef DK_X86
+
+/* ---- the types that have no unpacker ---- */
+
+DK_AVX2 DK_INLINE void nibbles_avx2(uint8_t *u, const uint8_t *q)
+{
+    __m128i packed = _mm_loadu_si128((const __m128i *)q), nibble = _mm_set1_epi8(15);
+    _mm_store_si128((__m128i *)u, _mm_and_si128(packed, nibble));
+    _mm_store_si128((__m128i *)(u + 16), _mm_and_si128(_mm_srli_epi16(packed, 4), nibble));
+}
+
+DK_AVX2 DK_INLINE void five_bits_avx2(uint8_t *u, const uint8_t *q, uint32_t fifth)
+{
+    const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bits = _mm256_set1_epi64x((int64_t)0x8040201008040201);
+    __m128i packed = _mm_loadu_si128((const __m128i *)q);
+    __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(packed), _mm_srli_epi16(packed, 4), 1);
+    __m256i upper = _mm256_shuffle_epi8(_mm256_set1_epi32((int)fifth), spread);
+    upper = _mm256_cmpeq_epi8(_mm256_and_si256(upper, bits), bits);
+    low = _mm256_and_si256(low, _mm256_set1_epi8(15));
+    _mm256_store_si256((__m256i *)u, _mm256_or_si256(low, _mm256_and_si256(upper, _mm256_set1_epi8(16))));
+}
+
+#define VECTOR_BLOCKS(TYPE, UNPACK, M, BIAS)                                                               \
+    DK_AVX2 DK_INLINE void TYPE##_avx2(float *restrict y, const uint8_t *p)                                \
+    {                                                                                                      \
+        DK_ALIGNED uint8_t u[32];                                                                          \
+        float d = dk_half_avx2(p), m = dk_half_avx2(p + M);                                                \
+        UNPACK;                                                                                            \
+        dk_expand_avx2(y, u, &d, &m, 32, 32, BIAS);                                                        \
+    }                                                                                                      \
+    DK_AVX512 DK_INLINE void TYPE##_avx512(float *restrict y, const uint8_t *p)                            \
+    {                                                                                                      \
+        DK_ALIGNED uint8_t u[32];                                                                          \
+        float d = dk_half_avx2(p), m = dk_half_avx2(p + M);                                                \
+        UNPACK;                                                                                            \
+        dk_expand_avx512(y, u, &d, &m, 32, 32, BIAS);                                                      \
+    }
+
+VECTOR_BLOCKS(q4_1, nibbles_avx2(u, p + 4), 2, DK_HAS_OFFSET)
+VECTOR_BLOCKS(q5_0, five_bits_avx2(u, p + 6, dk_load32(p + 2)), 0, 16)
+VECTOR_BLOCKS(q5_1, five_bits_avx2(u, p + 8, dk_load32(p + 4)), 2, DK_HAS_OFFSET)
+
+#endif
+
 DK_PLAIN_DECODER(q8_0, 32, 34, 0, 0)
-DK_PLAIN_DECODER(q4_0, 32, 18, 0, 0)
-DK_PLAIN_DECODER(q4_1, 32, 20, 0, 2)
-DK_PLAIN_DECODER(q5_0, 32, 22, 0, 0)
-DK_PLAIN_DECODER(q5_1, 32, 24, 0, 2)
-DK_PLAIN_DECODER(iq4_nl, 32, 18, 0, 0)
+DK_GROUP_DECODER(q4_0, 32, 18, DK_PLAIN(q4_0, 0, 0), 32, 8)
+DK_DECODER(q4_1, 32, 20, DK_PLAIN(q4_1, 0, 2), q4_1_avx2(out, p), q4_1_avx512(out, p))
+DK_DECODER(q5_0, 32, 22, DK_PLAIN(q5_0, 0, 0), q5_0_avx2(out, p), q5_0_avx512(out, p))
+DK_DECODER(q5_1, 32, 24, DK_PLAIN(q5_1, 0, 2), q5_1_avx2(out, p), q5_1_avx512(out, p))
+DK_GROUP_DECODER(iq4_nl, 32, 18, DK_PLAIN(iq4_nl, 0, 0), 32, 127)
 DK_PLAIN_DECODER(tq1_0, 256, 54, 52, 52)
 DK_PLAIN_DECODER(tq2_0, 256, 66, 64, 64)
-DK_DECODER(mxfp4, 32, 17, mxfp4_block(out, p), mxfp4_block(out, p), mxfp4_block(out, p))
-DK_DECODER(nvfp4, 64, 36, nvfp4_block(out, p), nvfp4_block(out, p), nvfp4_block(out, p))
+DK_GROUP_DECODER(mxfp4, 32, 17, mxfp4_block(out, p), 32, 12)
+DK_GROUP_DECODER(nvfp4, 64, 36, nvfp4_block(out, p), 16, 12)

@@ -17,8 +17,15 @@ extern const uint32_t dk_grid_iq3_xxs[256] DK_HIDDEN, dk_grid_iq3_s[512] DK_HIDD
 typedef struct {
     DK_ALIGNED uint16_t index[64]; /* 32 entries of 8 values, or 64 of 4 */
     DK_ALIGNED uint8_t sign[32];   /* bit i set: element i of eight is negative */
-    DK_ALIGNED float scale[16];    /* per 16 elements */
+    DK_ALIGNED float scale[16];    /* per 32 elements, or 16 in IQ2_XS, IQ2_S and IQ1_M */
 } dk_iq_fields;
+
+/* One block of IQ1_S or IQ1_M. */
+typedef struct {
+    DK_ALIGNED uint16_t index[32];
+    DK_ALIGNED float delta[32]; /* per 8 elements */
+    DK_ALIGNED float scale[16];
+} dk_iq1_fields;
 
 /* Four 7-bit sign patterns and four more bits in a word: each pattern in its byte, completed by the eighth
  * bit that makes the number of minus signs even. */
@@ -38,7 +45,7 @@ DK_INLINE void dk_iq2_xxs_fields(dk_iq_fields *restrict f, const uint8_t *p, flo
     for (int j = 0; j < 8; j++) {
         uint32_t word = dk_load32(p + 6 + 8 * j);
         signs[j] = dk_even_signs(word);
-        f->scale[2 * j] = f->scale[2 * j + 1] = ((float)(int)(word >> 28) + 0.5f) * d * 0.25f;
+        f->scale[j] = ((float)(int)(word >> 28) + 0.5f) * d * 0.25f;
         for (int i = 0; i < 4; i++)
             f->index[4 * j + i] = p[2 + 8 * j + i];
     }
@@ -51,7 +58,7 @@ DK_INLINE void dk_iq3_xxs_fields(dk_iq_fields *restrict f, const uint8_t *p, flo
     for (int j = 0; j < 8; j++) {
         uint32_t word = dk_load32(p + 66 + 4 * j);
         signs[j] = dk_even_signs(word);
-        f->scale[2 * j] = f->scale[2 * j + 1] = ((float)(int)(word >> 28) + 0.5f) * d * 0.5f;
+        f->scale[j] = ((float)(int)(word >> 28) + 0.5f) * d * 0.5f;
     }
     memcpy(f->sign, signs, sizeof signs);
     for (int i = 0; i < 64; i++)
@@ -95,7 +102,41 @@ DK_INLINE void dk_iq3_s_fields(dk_iq_fields *restrict f, const uint8_t *p, float
     memcpy(f->sign, p + 74, 32);
     for (int j = 0; j < 8; j++) {
         int s = p[106 + (j >> 1)] >> 4 * (j & 1) & 15;
-        f->scale[2 * j] = f->scale[2 * j + 1] = (float)(2 * s + 1) * d;
+        f->scale[j] = (float)(2 * s + 1) * d;
+    }
+}
+
+/* ---- IQ1: (grid + delta) * scale ---- */
+
+/* Words of three upper index bits for each of four entries, a 3-bit scale, and the sign of delta. */
+DK_INLINE void dk_iq1_s_fields(dk_iq1_fields *restrict f, const uint8_t *p, float d)
+{
+    for (int j = 0; j < 8; j++) {
+        uint32_t word = dk_load16(p + 34 + 2 * j);
+        f->scale[j] = (float)(int)(2 * (word >> 12 & 7) + 1) * d;
+        for (int i = 0; i < 4; i++) {
+            f->index[4 * j + i] = (uint16_t)(p[2 + 4 * j + i] | (word >> 3 * i & 7) << 8);
+            f->delta[4 * j + i] = word >> 15 ? -0.125f : 0.125f;
+        }
+    }
+}
+
+/* The half float whose nibbles are the top bits of the last four words. */
+DK_INLINE uint16_t dk_iq1_m_scale(const uint8_t *p)
+{
+    uint64_t words = dk_load64(p + 48);
+    return (uint16_t)((words >> 12 & 0xf) | (words >> 24 & 0xf0) | (words >> 36 & 0xf00) |
+                      (words >> 48 & 0xf000));
+}
+
+DK_INLINE void dk_iq1_m_fields(dk_iq1_fields *restrict f, const uint8_t *p, float d)
+{
+    for (int j = 0; j < 16; j++)
+        f->scale[j] = (float)(2 * (dk_load16(p + 48 + 2 * (j >> 2)) >> 3 * (j & 3) & 7) + 1) * d;
+    for (int i = 0; i < 32; i++) {
+        uint32_t nibble = p[32 + (i >> 1)] >> 4 * (i & 1) & 15;
+        f->index[i] = (uint16_t)(p[i] | (nibble & 7) << 8);
+        f->delta[i] = nibble >> 3 ? -0.125f : 0.125f;
     }
 }
 

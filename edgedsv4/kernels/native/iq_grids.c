@@ -1,4 +1,4 @@
-/* The grids of the IQ block types: the values of an entry are the bytes of an integer, lowest first.
+/* The grids of the IQ block types: the values of an entry are the bytes of a number, lowest first.
  *
  * Written by tests/data/make_iq_tables.py from kernels/data/iq_grids.npz; a test compares the two.
  * Source: ggml (MIT licence), see the README of that folder.

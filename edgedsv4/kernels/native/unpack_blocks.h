@@ -10,7 +10,7 @@
     ATTRIBUTE static void NAME(uint8_t *restrict u, float *restrict scale, float *restrict offset,         \
                                const dk_matrix *w, int64_t row, int64_t first_column, int64_t columns)     \
     {                                                                                                      \
-        const uint8_t *p = dk_block_at(w, row, first_column, ELEMENTS, BYTES);                                \
+        const uint8_t *p = dk_block_at(w, row, first_column, ELEMENTS, BYTES);                             \
         float factor = w->factor;                                                                          \
         for (int64_t i = 0; i < columns; i += ELEMENTS, p += BYTES)                                        \
             BLOCK(u + i, scale + i / GROUP, offset + i / GROUP, p, factor);                                \

@@ -2,7 +2,7 @@
  * through their code book. Formulas and field order: kernels/dequantize/iq_blocks.py and k_blocks.py;
  * contract: unpack.h. What makes the signed values unsigned is the largest of them: 43, 62, 127. */
 
-#include "iq_fields.h"
+#include "iq_fields_avx2.h"
 #include "unpack_blocks.h"
 
 /* Code book of IQ4_NL and IQ4_XS plus 127. */
@@ -40,10 +40,9 @@ DK_INLINE void iq4_xs_plain(uint8_t *restrict u, float *restrict scale, float *r
 DK_INLINE void group_scales(float *restrict scale, float *restrict offset, const dk_iq_fields *f, int groups,
                             float bias)
 {
-    for (int j = 0; j < groups; j++) {
-        scale[j] = f->scale[j * (16 / groups)];
-        offset[j] = -bias * scale[j];
-    }
+    memcpy(scale, f->scale, (size_t)groups * sizeof *scale);
+    for (int j = 0; j < groups; j++)
+        offset[j] = -bias * f->scale[j];
 }
 
 DK_INLINE void signed_bytes(uint8_t *restrict u, uint64_t values, uint8_t sign, int bias)
@@ -192,25 +191,27 @@ DK_AVX512 DK_INLINE void fours_avx512(uint8_t *u, const dk_iq_fields *f, const u
 #endif
 
 /* A block function through the fields of a type: EXPAND looks its grid up. */
-#define GRID_BLOCK(NAME, ATTRIBUTE, TYPE, GROUPS, HALF, EXPAND, GRID, BIAS)                                \
+#define GRID_BLOCK(NAME, ATTRIBUTE, FIELDS, GROUPS, HALF, EXPAND, GRID, BIAS)                              \
     ATTRIBUTE DK_INLINE void NAME(uint8_t *restrict u, float *restrict scale, float *restrict offset,      \
                                   const uint8_t *p, float factor)                                          \
     {                                                                                                      \
         dk_iq_fields f;                                                                                    \
-        dk_##TYPE##_fields(&f, p, HALF(p) * factor);                                                       \
+        FIELDS(&f, p, HALF(p) * factor);                                                                   \
         group_scales(scale, offset, &f, GROUPS, BIAS);                                                     \
         EXPAND(u, &f, GRID, BIAS);                                                                         \
     }
 
 #ifdef DK_X86
 #define GRID_UNPACKER(TYPE, GROUP, BYTES, EXPAND, GRID, BIAS)                                              \
-    GRID_BLOCK(TYPE##_plain, , TYPE, 256 / GROUP, dk_half, EXPAND, GRID, BIAS)                             \
-    GRID_BLOCK(TYPE##_avx2, DK_AVX2, TYPE, 256 / GROUP, dk_half_avx2, EXPAND##_avx2, GRID, BIAS)           \
-    GRID_BLOCK(TYPE##_avx512, DK_AVX512, TYPE, 256 / GROUP, dk_half_avx2, EXPAND##_avx512, GRID, BIAS)     \
+    GRID_BLOCK(TYPE##_plain, , dk_##TYPE##_fields, 256 / GROUP, dk_half, EXPAND, GRID, BIAS)               \
+    GRID_BLOCK(TYPE##_avx2, DK_AVX2, dk_##TYPE##_fields_avx2, 256 / GROUP, dk_half_avx2, EXPAND##_avx2,    \
+               GRID, BIAS)                                                                                 \
+    GRID_BLOCK(TYPE##_avx512, DK_AVX512, dk_##TYPE##_fields_avx2, 256 / GROUP, dk_half_avx2,               \
+               EXPAND##_avx512, GRID, BIAS)                                                                \
     DK_UNPACKER(TYPE, GROUP, 256, BYTES)
 #else
 #define GRID_UNPACKER(TYPE, GROUP, BYTES, EXPAND, GRID, BIAS)                                              \
-    GRID_BLOCK(TYPE##_plain, , TYPE, 256 / GROUP, dk_half, EXPAND, GRID, BIAS)                             \
+    GRID_BLOCK(TYPE##_plain, , dk_##TYPE##_fields, 256 / GROUP, dk_half, EXPAND, GRID, BIAS)               \
     DK_UNPACKER(TYPE, GROUP, 256, BYTES)
 #endif
 

@@ -76,7 +76,7 @@ def aligned(count: int, poison: float, dtype: type) -> np.ndarray:
     size = count * np.dtype(dtype).itemsize
     memory = np.zeros(size + 64, dtype=np.uint8)
     start = (-memory.ctypes.data) % 64
-    array = memory[start : start + size].view(dtype)
+    array: np.ndarray = memory[start : start + size].view(dtype)
     array[:] = poison
     return array
 
