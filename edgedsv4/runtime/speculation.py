@@ -215,7 +215,7 @@ class Speculation:
         """Read the positions the block has not seen; its streams and logits at the last one."""
         first = max(self._streams.oldest, self._end - self._window)
         start = self._base + self._cache.length
-        if self._cache.length == 0 or start < first:
+        if self._cache.length == 0 or start < first or self._base > first:
             self._cache.rewind(0)
             self._base = start = first
         following = [*token_ids[start + 1 : self._end], token_id]

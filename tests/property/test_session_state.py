@@ -7,6 +7,7 @@ how many tokens have to be evaluated again elsewhere.
 from __future__ import annotations
 
 import numpy as np
+from drafting_fakes import DraftingModel
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -31,11 +32,15 @@ FEW = st.lists(st.integers(0, 10), min_size=1, max_size=3)
 class SessionMachine(RuleBasedStateMachine):
     """Rules are the calls of a user; `ids`, `marks` and `oldest` are the plain model."""
 
+    model_type: type[FakeModel] = FakeModel
+    draft = 0
+
     @initialize(chunk=st.sampled_from([1, 7, 64, 256]), window=st.sampled_from([1, 8, 40]))
     def open(self, chunk: int, window: int) -> None:
         config = FakeModel().config
-        self.model = FakeModel(type(config)(**{**_fields(config), "window": window}))
-        self.session = Session(fake_parts(self.model, prefill_chunk=chunk), capacity=CAPACITY)
+        self.model = self.model_type(type(config)(**{**_fields(config), "window": window}))
+        parts = fake_parts(self.model, prefill_chunk=chunk, draft=self.draft)
+        self.session = Session(parts, capacity=CAPACITY)
         self.chunk = chunk
         self.ids: list[int] = []
         self.marks: set[int] = set()
@@ -134,13 +139,24 @@ class SessionMachine(RuleBasedStateMachine):
         if not self.ids or len(self.ids) > self.floor:
             self.marks.add(len(self.ids))
 
-    @precondition(lambda self: self.ids and len(self.ids) < CAPACITY - 3)
+    @precondition(lambda self: self.ids and len(self.ids) < CAPACITY - 9)
     @rule()
     def generate(self) -> None:
-        made = list(self.session.generate(SamplingOptions(temperature=0, max_tokens=3)))
+        made = list(self.session.generate(SamplingOptions(temperature=0, max_tokens=9)))
         for token_id in made:
             assert token_id == int(np.argmax(expected_logits(self.ids)))
             self.ids = [*self.ids, token_id]
+        self.settle()
+
+    @precondition(lambda self: self.ids and len(self.ids) < CAPACITY - 9)
+    @rule(count=st.integers(1, 8))
+    def generate_and_give_up(self, count: int) -> None:
+        """An iterator that is closed leaves the tokens it gave, whatever was evaluated ahead."""
+        tokens = self.session.generate(SamplingOptions(temperature=0))
+        for _ in range(count):
+            assert next(tokens) == int(np.argmax(expected_logits(self.ids)))
+            self.ids = [*self.ids, int(np.argmax(expected_logits(self.ids)))]
+        tokens.close()
         self.settle()
 
     @precondition(lambda self: self.ids)
@@ -205,7 +221,22 @@ def _fields(config: object) -> dict[str, object]:
     return {name: getattr(config, name) for name in config.__slots__}  # type: ignore[attr-defined]
 
 
+class DraftingSessionMachine(SessionMachine):
+    """The same user with drafts, right and wrong ones in turn."""
+
+    model_type = DraftingModel
+    draft = 3
+
+    @rule(pattern=st.integers(0, 255))
+    def change_drafts(self, pattern: int) -> None:
+        self.model.is_right = lambda at: bool(pattern >> at % 8 & 1)
+
+
 TestSessionState = SessionMachine.TestCase
 TestSessionState.settings = settings(
     max_examples=250, stateful_step_count=30, deadline=None, derandomize=True
+)
+TestDraftingSessionState = DraftingSessionMachine.TestCase
+TestDraftingSessionState.settings = settings(
+    max_examples=150, stateful_step_count=30, deadline=None, derandomize=True
 )
