@@ -8,21 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from memory_model import computed_by
 
 from edgedsv4.formats.block_types import BLOCK_TYPES
 from edgedsv4.formats.checkpoint import open_checkpoint
 from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize
 from edgedsv4.model.kv_cache import Numerics
-from edgedsv4.model.model import Model
 from edgedsv4.model.weights import ExpertWeights, load_weights
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig, Profile
+    from edgedsv4.model.model import Model
     from edgedsv4.model.moe import ExpertSource
 
 
 def open_model(
-    path: Path, *, profile: Profile = "exact", dtype: torch.dtype = torch.float32
+    path: Path,
+    *,
+    profile: Profile = "exact",
+    dtype: torch.dtype = torch.float32,
+    backend: str = "reference",
 ) -> Model:
     """A CPU model over a GGUF file or an official directory."""
     numerics = Numerics(profile=profile, dtype=dtype, device=torch.device("cpu"))
@@ -30,7 +35,7 @@ def open_model(
         weights, experts = load_weights(checkpoint)
         # The model outlives the checkpoint: its matrices keep the mapping alive.
         source = LoadedExperts(experts, checkpoint.config)
-        return Model(checkpoint.config, weights, source, numerics)
+        return computed_by(backend, checkpoint.config, weights, source, numerics)
 
 
 def expert_layers(config: ModelConfig) -> range:
@@ -44,6 +49,11 @@ class LoadedExperts:
     def __init__(self, experts: ExpertSource, config: ModelConfig) -> None:
         ids = range(config.num_experts)
         self._layers = [list(experts.fetch(layer, ids)) for layer in expert_layers(config)]
+
+    is_resident = True
+
+    def check_unchanged(self) -> None:
+        """Nobody writes to the files of a test."""
 
     def fetch(self, layer: int, expert_ids: Sequence[int]) -> list[ExpertWeights]:
         """Weights of some experts of one layer."""
@@ -71,10 +81,10 @@ def decoded(weights: Any) -> Any:
 
 
 def decoded_model(model: Model) -> Model:
-    """The same model computing with float32 copies of its matrices."""
+    """The same model computing with float32 copies of its matrices, under the same backend."""
     assert isinstance(model.experts, LoadedExperts)
     experts = model.experts.decoded()
-    return Model(model.config, decoded(model.weights), experts, model.numerics)
+    return type(model)(model.config, decoded(model.weights), experts, model.numerics)
 
 
 def values_of(model: Model) -> dict[str, torch.Tensor]:

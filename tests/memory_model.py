@@ -12,6 +12,7 @@ from edgedsv4.formats.block_types import BLOCK_TYPES
 from edgedsv4.kernels.quant_matmul import QuantMatrix
 from edgedsv4.model.kv_cache import Numerics
 from edgedsv4.model.model import Model
+from edgedsv4.model.native_model import NativeModel
 from edgedsv4.model.weights import (
     AttentionWeights,
     CompressorWeights,
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig, Profile
     from edgedsv4.model.hooks import ForwardHooks
     from edgedsv4.model.kv_cache import KvCache
+    from edgedsv4.model.moe import ExpertSource
+
+BACKENDS = ("reference", "native")
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -55,6 +59,11 @@ class ArrayExperts:
             ]
             for b in blocks
         ]
+
+    is_resident = True
+
+    def check_unchanged(self) -> None:
+        """There is no file."""
 
     def fetch(self, layer: int, expert_ids: Sequence[int]) -> list[ExpertWeights]:
         """Weights of some experts of one layer; the draft block comes after the last layer."""
@@ -152,6 +161,7 @@ def model_of(
     *,
     profile: Profile = "exact",
     dtype: torch.dtype = torch.float32,
+    backend: str = "reference",
 ) -> Model:
     """A CPU model that computes with exactly these values.
 
@@ -160,6 +170,7 @@ def model_of(
         tensors: official name -> array.
         profile: how the timeline stores its rows.
         dtype: compute type.
+        backend: one of `BACKENDS`.
     """
     root = _Reader(tensors, "")
     weights = ModelWeights(
@@ -172,7 +183,19 @@ def model_of(
     )
     experts = ArrayExperts(config, tensors)
     numerics = Numerics(profile=profile, dtype=dtype, device=torch.device("cpu"))
-    return Model(config, weights, experts, numerics)
+    return computed_by(backend, config, weights, experts, numerics)
+
+
+def computed_by(
+    backend: str,
+    config: ModelConfig,
+    weights: ModelWeights,
+    experts: ExpertSource,
+    numerics: Numerics,
+) -> Model:
+    """The same weights under either backend."""
+    kind = NativeModel if backend == "native" else Model
+    return kind(config, weights, experts, numerics)
 
 
 def ids_tensor(token_ids: Iterable[int] | np.ndarray) -> torch.Tensor:

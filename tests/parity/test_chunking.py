@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numeric
 import pytest
 import torch
-from memory_model import chunk_sizes, evaluate, model_of, state_of
+from memory_model import BACKENDS, chunk_sizes, evaluate, model_of, state_of
 from row_invariant import compute_rows_alone
 from selections import NEAR_TIE, SelectionRecord
 from tiny_model import random_tensors, random_tokens, tiny_config
@@ -46,15 +46,21 @@ class Run:
 
 
 @cache
-def tiny() -> Model:
+def tiny(backend: str) -> Model:
     config = tiny_config()
-    return model_of(config, random_tensors(config, SEED))
+    return model_of(config, random_tensors(config, SEED), backend=backend)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @cache
-def run(chunk: int) -> Run:
+def run(chunk: int, backend: str) -> Run:
     """Evaluate the prompt in chunks, into a timeline whose memory was NaN before."""
-    model = tiny()
+    model = tiny(backend)
     timeline = model.new_cache(TOKENS)
     for stores in compressed_stores(timeline):
         stores.fill_(torch.nan)
@@ -78,16 +84,16 @@ def rows_written(timeline: KvCache) -> list[int]:
     return [int((~rows.isnan()).all(dim=1).sum()) for rows in compressed_stores(timeline)]
 
 
-def test_the_prompt_has_no_near_tie() -> None:
-    hashed = range(tiny().config.num_hash_layers)
-    margins = run(TOKENS).record.margins.items()
+def test_the_prompt_has_no_near_tie(backend: str) -> None:
+    hashed = range(tiny(backend).config.num_hash_layers)
+    margins = run(TOKENS, backend).record.margins.items()
     assert min(m for (kind, layer, _), m in margins if kind == "topk" or layer not in hashed) > (
         10 * NEAR_TIE
     )
 
 
-def test_one_prefill_writes_one_row_per_finished_window() -> None:
-    model, timeline = tiny(), run(TOKENS).cache
+def test_one_prefill_writes_one_row_per_finished_window(backend: str) -> None:
+    model, timeline = tiny(backend), run(TOKENS, backend).cache
     expected = [
         TOKENS // ratio
         for ratio in model.config.compress_ratios
@@ -97,37 +103,37 @@ def test_one_prefill_writes_one_row_per_finished_window() -> None:
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_chunks_write_the_same_rows(chunk: int) -> None:
-    assert run(chunk).cache.length == TOKENS
-    assert rows_written(run(chunk).cache) == rows_written(run(TOKENS).cache)
+def test_chunks_write_the_same_rows(chunk: int, backend: str) -> None:
+    assert run(chunk, backend).cache.length == TOKENS
+    assert rows_written(run(chunk, backend).cache) == rows_written(run(TOKENS, backend).cache)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_chunks_select_the_same_rows(chunk: int) -> None:
-    assert run(chunk).record.topk == run(TOKENS).record.topk
+def test_chunks_select_the_same_rows(chunk: int, backend: str) -> None:
+    assert run(chunk, backend).record.topk == run(TOKENS, backend).record.topk
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_chunks_select_the_same_experts(chunk: int) -> None:
-    assert run(chunk).record.experts == run(TOKENS).record.experts
+def test_chunks_select_the_same_experts(chunk: int, backend: str) -> None:
+    assert run(chunk, backend).record.experts == run(TOKENS, backend).record.experts
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_chunks_leave_the_same_state(chunk: int) -> None:
-    got, whole = run(chunk).state, run(TOKENS).state
+def test_chunks_leave_the_same_state(chunk: int, backend: str) -> None:
+    got, whole = run(chunk, backend).state, run(TOKENS, backend).state
     assert got.keys() == whole.keys()
     for name, expected in whole.items():
         numeric.assert_within_tensor_max(name, got[name], expected, STATE_LIMIT)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_chunks_give_the_same_logits(chunk: int) -> None:
-    numeric.assert_logits("logits", run(chunk).logits, run(TOKENS).logits, 2e-4)
+def test_chunks_give_the_same_logits(chunk: int, backend: str) -> None:
+    numeric.assert_logits("logits", run(chunk, backend).logits, run(TOKENS, backend).logits, 2e-4)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_chunks_keep_the_same_positions_for_rewind(chunk: int) -> None:
-    assert run(chunk).cache.rewind_floor == run(TOKENS).cache.rewind_floor
+def test_chunks_keep_the_same_positions_for_rewind(chunk: int, backend: str) -> None:
+    assert run(chunk, backend).cache.rewind_floor == run(TOKENS, backend).cache.rewind_floor
 
 
 @dataclass(frozen=True)
@@ -141,8 +147,8 @@ class Bits:
 EXACT_TOKENS = 150
 
 
-def exact_bits(sizes: list[int]) -> Bits:
-    model = tiny()
+def exact_bits(sizes: list[int], backend: str = "reference") -> Bits:
+    model = tiny(backend)
     timeline = model.new_cache(EXACT_TOKENS)
     token_ids = random_tokens(model.config, EXACT_TOKENS, SEED)
     logits = evaluate(model, token_ids, cache=timeline, sizes=sizes)
@@ -156,7 +162,7 @@ def whole_bits() -> Bits:
         return exact_bits([EXACT_TOKENS])
 
 
-@pytest.mark.parametrize(
+EXACT_SIZES = pytest.mark.parametrize(
     "sizes",
     [
         pytest.param([1] * EXACT_TOKENS, id="1"),
@@ -167,28 +173,39 @@ def whole_bits() -> Bits:
         pytest.param([129, 1, 7, 13], id="129 and odd ones"),
     ],
 )
+
+
+def assert_same_bits(got: Bits, expected: Bits) -> None:
+    numeric.assert_same_bits("logits", got.logits, expected.logits)
+    assert got.state.keys() == expected.state.keys()
+    for name, values in expected.state.items():
+        numeric.assert_same_bits(name, got.state[name], values)
+
+
+@EXACT_SIZES
 def test_chunks_equal_one_prefill_bit_for_bit_when_rows_are_computed_alone(
     sizes: list[int], whole_bits: Bits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute_rows_alone(monkeypatch)
-    got = exact_bits(sizes)
-    numeric.assert_same_bits("logits", got.logits, whole_bits.logits)
-    assert got.state.keys() == whole_bits.state.keys()
-    for name, expected in whole_bits.state.items():
-        numeric.assert_same_bits(name, got.state[name], expected)
+    assert_same_bits(exact_bits(sizes), whole_bits)
 
 
-def test_float64_and_float32_agree() -> None:
-    model = tiny()
+@EXACT_SIZES
+def test_native_chunks_equal_one_prefill_bit_for_bit(sizes: list[int]) -> None:
+    assert_same_bits(exact_bits(sizes, "native"), exact_bits([EXACT_TOKENS], "native"))
+
+
+def test_float64_and_float32_agree(backend: str) -> None:
+    model = tiny(backend)
     wide = model_of(model.config, random_tensors(model.config, SEED), dtype=torch.float64)
     token_ids = random_tokens(model.config, TOKENS, SEED)
     got = evaluate(wide, token_ids)
     assert got.dtype == torch.float64
-    numeric.assert_logits("float32 against float64", run(TOKENS).logits, got, 1e-4)
+    numeric.assert_logits("float32 against float64", run(TOKENS, backend).logits, got, 1e-4)
 
 
 def test_float64_chunks_agree_to_float64_rounding() -> None:
-    model = tiny()
+    model = tiny("reference")
     wide = model_of(model.config, random_tensors(model.config, SEED), dtype=torch.float64)
     token_ids = random_tokens(model.config, TOKENS, SEED)
     got = evaluate(wide, token_ids, sizes=chunk_sizes(TOKENS, 37))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from file_model import decoded_model, open_model, values_of
-from memory_model import chunk_sizes, evaluate
+from memory_model import BACKENDS, chunk_sizes, evaluate
 from structure_data import unpack
 
 if TYPE_CHECKING:
@@ -44,9 +44,15 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     )
 
 
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def f32_model(stored: Stored) -> Model:
-    return open_model(stored.directory / "f32.gguf")
+def f32_model(stored: Stored, backend: str) -> Model:
+    return open_model(stored.directory / "f32.gguf", backend=backend)
 
 
 def assert_foreign_logits(got: torch.Tensor, stored: Stored) -> None:
@@ -82,13 +88,13 @@ def test_official_directory_holds_the_same_weights(stored: Stored, f32_model: Mo
         numeric.assert_same_bits(name, official[name], values)
 
 
-def test_official_directory_gives_the_foreign_logits(stored: Stored) -> None:
-    model = open_model(stored.directory / "official")
+def test_official_directory_gives_the_foreign_logits(stored: Stored, backend: str) -> None:
+    model = open_model(stored.directory / "official", backend=backend)
     assert_foreign_logits(evaluate(model, stored.token_ids), stored)
 
 
-def test_mxfp4_file_equals_float32_on_its_decoded_weights(stored: Stored) -> None:
-    model = open_model(stored.directory / "mxfp4.gguf")
+def test_mxfp4_file_equals_float32_on_its_decoded_weights(stored: Stored, backend: str) -> None:
+    model = open_model(stored.directory / "mxfp4.gguf", backend=backend)
     got = evaluate(model, stored.token_ids)
     expected = evaluate(decoded_model(model), stored.token_ids)
     numeric.assert_logits("decoded weights", got, expected, LIMIT)

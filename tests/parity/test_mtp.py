@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from file_model import open_model
-from memory_model import ids_tensor, model_of
+from memory_model import BACKENDS, ids_tensor, model_of
 from parity import mtp_derivation
 from tiny_model import (
     Tensors,
@@ -121,10 +121,18 @@ def test_block_rotates_by_the_plain_angles_of_the_derivation() -> None:
     numeric.assert_close("logits", got.logits, expected.logits, 1e-5)
 
 
-def test_block_in_float32_agrees_to_float32_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "sizes", [[TOKENS], [1] * TOKENS, [7, 31, 7]], ids=["at once", "one by one", "odd chunks"]
+)
+def test_block_in_float32_agrees_to_float32_rounding(
+    sizes: list[int], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model_angles(monkeypatch)
-    single = run_draft(model_of(CONFIG, tensors()), [TOKENS])
-    numeric.assert_close("logits", single.logits, derive(tiny(), tensors()).logits, 2e-5)
+    single = run_draft(model_of(CONFIG, tensors(), backend=backend), sizes)
+    expected = derive(tiny(), tensors())
+    numeric.assert_close("logits", single.logits, expected.logits, 2e-5)
+    numeric.assert_close("streams", single.streams, expected.streams, 2e-5)
 
 
 def official(directory: Path, *, quantised: bool) -> tuple[Path, Tensors]:

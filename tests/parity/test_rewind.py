@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from file_model import open_model
-from memory_model import chunk_sizes, evaluate, ids_tensor, model_of, state_of
+from memory_model import BACKENDS, chunk_sizes, evaluate, ids_tensor, model_of, state_of
 from row_invariant import compute_rows_alone
 from structure_data import STORED
 from tiny_model import random_tensors, random_tokens, tiny_config
@@ -38,9 +38,9 @@ STATE_LIMIT = 1e-5
 than one by one. A stale row is of order 1."""
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return open_model(STORED / "official")
+@pytest.fixture(scope="module", params=BACKENDS)
+def model(request: pytest.FixtureRequest) -> Model:
+    return open_model(STORED / "official", backend=request.param)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import numeric
 import numpy as np
 import pytest
 from file_model import open_model
-from memory_model import chunk_sizes, evaluate
+from memory_model import BACKENDS, chunk_sizes, evaluate
 from tiny_files import gguf_name
 from tiny_model import Tensors, random_tensors, write_gguf
 
@@ -79,6 +79,7 @@ def stored_values(checkpoint: Checkpoint, name: str) -> np.ndarray:
     return record.data().view(np.float32).reshape(record.shape)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "chunk",
     [
@@ -88,14 +89,19 @@ def stored_values(checkpoint: Checkpoint, name: str) -> np.ndarray:
     ],
 )
 def test_f32_file_gives_the_foreign_logits(
-    chunk: int, f32_file: Path, token_ids: np.ndarray, peers: dict[str, np.ndarray]
+    chunk: int,
+    backend: str,
+    f32_file: Path,
+    token_ids: np.ndarray,
+    peers: dict[str, np.ndarray],
 ) -> None:
     sizes = chunk_sizes(len(token_ids), chunk)
-    got = evaluate(open_model(f32_file), token_ids, sizes=sizes)
+    got = evaluate(open_model(f32_file, backend=backend), token_ids, sizes=sizes)
     for name, logits in peers.items():
         numeric.assert_logits(name, got, logits, 2e-4)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("profile", "limit"),
     [
@@ -108,9 +114,10 @@ def test_f32_file_gives_the_foreign_logits(
 def test_quantised_file_stays_close_to_the_float32_logits(
     profile: Profile,
     limit: float,
+    backend: str,
     mxfp4_file: Path,
     token_ids: np.ndarray,
     peers: dict[str, np.ndarray],
 ) -> None:
-    got = evaluate(open_model(mxfp4_file, profile=profile), token_ids)
+    got = evaluate(open_model(mxfp4_file, profile=profile, backend=backend), token_ids)
     assert numeric.mean_kl(peers["transformers"], got) <= limit

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from memory_model import BACKENDS, computed_by
 from tiny_model import random_tensors, random_tokens, tiny_config, write_official
 
 from edgedsv4.errors import FormatError, NumericError
 from edgedsv4.formats.checkpoint import open_checkpoint
 from edgedsv4.model.kv_cache import Numerics
-from edgedsv4.model.model import Model
 from edgedsv4.model.weights import load_weights
 
 if TYPE_CHECKING:
@@ -37,26 +37,29 @@ COUNT = max(4 * CONFIG.index_topk + 4, 128)
 """Tokens after which the indexer has to choose and every compressor has a row."""
 
 
-def evaluate(folder: Path, name: str, value: float, profile: Profile) -> torch.Tensor | None:
+def evaluate(
+    folder: Path, name: str, value: float, profile: Profile, backend: str
+) -> torch.Tensor | None:
     tensors = random_tensors(CONFIG, seed=3)
     tensors[name][...] = value
     write_official(folder, CONFIG, tensors)
     with open_checkpoint(folder) as checkpoint:
         weights, experts = load_weights(checkpoint)
         numerics = Numerics(profile=profile, dtype=torch.float32, device=torch.device("cpu"))
-        model = Model(checkpoint.config, weights, experts, numerics)
+        model = computed_by(backend, checkpoint.config, weights, experts, numerics)
         ids = torch.from_numpy(random_tokens(CONFIG, COUNT, 1))
         return model.forward(ids, model.new_cache(COUNT)).logits
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("profile", ["exact", "default"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("name", NAMES)
 def test_damaged_weight_is_an_error(
-    tmp_path: Path, name: str, value: float, profile: Profile
+    tmp_path: Path, name: str, value: float, profile: Profile, backend: str
 ) -> None:
     with pytest.raises((FormatError, NumericError)):
-        evaluate(tmp_path, name, value, profile)
+        evaluate(tmp_path, name, value, profile, backend)
 
 
 def test_damaged_parameters_are_listed_with_tensor_and_place(tmp_path: Path) -> None:
