@@ -19,7 +19,10 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+
+from edgedsv4.runtime import benchmark
 
 RESULTS = Path(__file__).parent / "results"
 COLUMNS = ("date", "commit", "machine", "torch", "benchmark", "figure", "value", "unit", "n")
@@ -48,19 +51,8 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def read_rate(threads: int, nbytes: int = 1 << 29) -> float:
-    """Bytes per second at which this process reads memory: the best of five sums over `nbytes`."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    numbers = torch.ones(nbytes // 8, dtype=torch.int64)
-    best = min(_once(numbers.sum) for _ in range(5))
-    torch.set_num_threads(before)
-    return nbytes / best
-
-
-def _once(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    """Bytes per second at which this process reads memory, the best of five reads of `nbytes`."""
+    return benchmark.read_rate(np.ones(nbytes // 8, dtype=np.uint64), threads)
 
 
 def machine() -> str:

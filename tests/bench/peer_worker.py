@@ -1,8 +1,8 @@
 """Runs llama.cpp on orders from stdin, in whichever interpreter has the `llama_cpp` package.
 
-One JSON object a line, both ways. The first one opens a model; `{"ids": [...], "decode": n}`
-evaluates the ids as a prompt on an empty timeline and then n tokens one by one; the answer has the
-seconds of both. No part of edgedsv4 is imported here.
+One JSON object a line, both ways. The first one opens a model; `{"prompt": [...], "decode": [...]}`
+evaluates token ids on an empty timeline, those of the prompt at once and the others one by one; the
+answer has the seconds of both. No part of edgedsv4 is imported here.
 """
 
 from __future__ import annotations
@@ -64,15 +64,14 @@ class Model:
 
 def run(model: Model, order: dict[str, Any]) -> dict[str, Any]:
     """Answer one order."""
-    ids = order["ids"]
     model.clear()
     start = time.perf_counter()
-    model.evaluate(ids)
+    model.evaluate(order["prompt"])
     prefill = time.perf_counter() - start
     logits = model.logits() if order.get("logits") else None
     start = time.perf_counter()
-    for number in range(order["decode"]):
-        model.evaluate([ids[number % len(ids)]])
+    for token_id in order["decode"]:
+        model.evaluate([token_id])
     return {"prefill": prefill, "decode": time.perf_counter() - start, "logits": logits}
 
 
