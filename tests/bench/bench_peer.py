@@ -295,11 +295,7 @@ def main() -> None:
     common = ("peer_python", "threads", "prompt", "generate", "depth", "chunk", "backend")
     for model in models:
         setup = Setup(model=str(model), **{name: getattr(given, name) for name in common})
-        figures = compare(setup, given.repeats, print)
-        for figure in figures:
-            print(f"{figure.name}: {figure.value:.4g} {figure.unit} (n={figure.n})")
-        if given.record:
-            print(f"added to {harness.record(figures)}")
+        harness.show(compare(setup, given.repeats, print), is_recorded=given.record)
 
 
 if __name__ == "__main__":

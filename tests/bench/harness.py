@@ -42,12 +42,14 @@ class Figure:
 def seconds(work: Callable[[], object], repeats: int) -> float:
     """Median wall time of `repeats` calls, after one that is not counted."""
     work()
-    readings = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        readings.append(time.perf_counter() - start)
-    return statistics.median(readings)
+    return statistics.median(once(work) for _ in range(repeats))
+
+
+def once(work: Callable[[], object]) -> float:
+    """Wall time of one call, seconds."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def read_rate(threads: int, nbytes: int = 1 << 29) -> float:
@@ -96,8 +98,12 @@ def main(measure: Callable[[int], list[Figure]], repeats: int = 5) -> None:
     parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--record", action="store_true", help="add to results/<machine>.csv")
     options = parser.parse_args()
-    figures = measure(options.repeats)
+    show(measure(options.repeats), is_recorded=options.record)
+
+
+def show(figures: list[Figure], *, is_recorded: bool) -> None:
+    """Print figures, and add them to the machine's file where that is asked for."""
     for figure in figures:
         print(f"{figure.benchmark}  {figure.name}: {figure.value:.4g} {figure.unit} (n={figure.n})")
-    if options.record:
+    if is_recorded:
         print(f"added to {record(figures)}")
