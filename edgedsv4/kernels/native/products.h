@@ -21,8 +21,8 @@ typedef void (*dk_block_fn)(const dk_product *p, const dk_block *b);
 /* Most tokens of a block. */
 enum { DK_NARROW_TOKENS = 32, DK_WIDE_TOKENS = 256, DK_FLOAT_TOKENS = 96 };
 /* Rows that a kernel takes together; blocks are multiples of it but for the end of a matrix. */
-enum { DK_WIDE_ROWS = 16, DK_FLOAT_ROWS = 8 };
-/* Columns that are unpacked or decoded at a time. */
+enum { DK_NARROW_ROWS = 4, DK_WIDE_ROWS = 16, DK_FLOAT_ROWS = 8 };
+/* Columns that the wide and the float form take at a time. */
 enum { DK_SLAB = 512 };
 
 /* int8, row by row (products_narrow.c): decode and chunks of few tokens. */
@@ -49,11 +49,12 @@ DK_INLINE dk_unpack_fn dk_unpack_of(const dk_unpacker *unpacker)
     return unpacker->scalar;
 }
 
-/* Ask for the weights that will be unpacked next but a few; harmless past their end. */
+/* Ask for weights that will be needed soon, into the second level: filling the first stalled the loads that
+ * were under way (measured on Zen 4: 45 % of the memory rate instead of 85 %). Harmless past their end. */
 DK_INLINE void dk_prefetch(const uint8_t *p, int64_t bytes)
 {
     for (int64_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(p + i, 0, 3);
+        __builtin_prefetch(p + i, 0, 2);
 }
 
 #endif

@@ -1,18 +1,19 @@
-/* int8 products row by row, for few tokens: a slab of one row is unpacked to a cache-resident scratch and
+/* int8 products row by row, for few tokens: slabs of four rows are unpacked to a cache-resident scratch and
  * multiplied with every token; rows are read in the order in which they lie in memory.
  *
- * Sixteen float lanes, twice (even and odd chunks of 64 columns): lane i of a chunk takes the dot product of
- * its elements 4i .. 4i + 3. AVX2 keeps the same lanes in halves.
+ * Sixteen float lanes per (row, token): lane i of a chunk of 64 columns takes the dot product of its elements
+ * 4i .. 4i + 3. Chunks come in order, before them the offsets of their sixteen groups (lane i: group i), so
+ * nothing depends on how many rows or tokens are in hand. AVX2 keeps the same lanes in halves.
  */
 
 #include "products.h"
 
-enum { CHUNK = 64, AHEAD = 4096 };
+enum { CHUNK = 64, WIDTH = 1024, ROWS = DK_NARROW_ROWS };
 
 typedef struct {
-    uint8_t u[DK_SLAB + CHUNK] DK_ALIGNED;
-    float scale[DK_SLAB / 16 + 16] DK_ALIGNED;
-    float offset[DK_SLAB / 16 + 16] DK_ALIGNED;
+    uint8_t u[WIDTH + CHUNK] DK_ALIGNED;
+    float scale[WIDTH / 16 + 16] DK_ALIGNED;
+    float offset[WIDTH / 16 + 16] DK_ALIGNED;
 } slab;
 
 /* What a token adds to a slab: pointers at its first column. */
@@ -25,18 +26,10 @@ typedef struct {
 DK_INLINE activations activations_at(const dk_product *p, int64_t token, int64_t column, int group)
 {
     const dk_input *x = p->x;
-    int64_t columns = p->w->columns;
-    activations a = {x->q + token * columns + column, x->scale + (token * columns + column) / 32, NULL};
-    a.sums = group == 32 ? x->sum32 + (token * columns + column) / 32 : x->sum16 + (token * columns + column) / 16;
+    size_t place = (size_t)(token * p->w->columns + column);
+    activations a = {x->q + place, x->scale + place / 32, NULL};
+    a.sums = group == 32 ? x->sum32 + place / 32 : x->sum16 + place / 16;
     return a;
-}
-
-/* Unpack columns of a row, and ask for what comes `AHEAD` bytes later. */
-DK_INLINE void fill(slab *s, dk_unpack_fn unpack, const dk_matrix *w, int64_t row, int64_t column, int64_t columns)
-{
-    int64_t first = column * w->row_bytes / w->columns, bytes = columns * w->row_bytes / w->columns;
-    dk_prefetch(w->data + row * w->row_bytes + first + AHEAD, bytes);
-    unpack(s->u, s->scale, s->offset, w, row, column, columns);
 }
 
 static float dot_scalar(const slab *s, const activations *a, int64_t columns, int group, float sum)
@@ -57,9 +50,9 @@ void dk_narrow_scalar(const dk_product *p, const dk_block *b)
     slab s;
     for (int64_t r = b->first_row; r < b->first_row + b->rows; r++) {
         float sums[DK_NARROW_TOKENS] = {0};
-        for (int64_t c = 0; c < columns; c += DK_SLAB) {
-            int64_t width = dk_min(DK_SLAB, columns - c);
-            fill(&s, unpacker->scalar, p->w, p->first_row + r, c, width);
+        for (int64_t c = 0; c < columns; c += WIDTH) {
+            int64_t width = dk_min(WIDTH, columns - c);
+            unpacker->scalar(s.u, s.scale, s.offset, p->w, p->first_row + r, c, width);
             for (int64_t t = 0; t < b->tokens; t++) {
                 activations a = activations_at(p, b->first_token + t, c, unpacker->group);
                 sums[t] = dot_scalar(&s, &a, width, unpacker->group, sums[t]);
@@ -72,10 +65,10 @@ void dk_narrow_scalar(const dk_product *p, const dk_block *b)
 
 #if defined(DK_X86)
 
-/* ---- AVX2: the lanes of an even or odd chunk are two registers ---- */
+/* ---- AVX2: the lanes are two registers ---- */
 
 typedef struct {
-    __m256 lanes[4];   /* even chunk low, high; odd chunk low, high */
+    __m256 lanes[2];
 } lanes_avx2;
 
 /* Dot products of four, exact: products of one byte pair are at most 2 * 127 * 128 in each half of u. */
@@ -111,26 +104,22 @@ DK_AVX2 DK_INLINE void offsets_avx2(lanes_avx2 *l, const float *offset, const fl
 
 DK_AVX2 DK_INLINE void dot_avx2(lanes_avx2 *l, const slab *s, const activations *a, int64_t columns, int group)
 {
-    for (int64_t c = 0; c < columns; c += 16 * group)
-        offsets_avx2(l, s->offset + c / group, a->sums + c / group, dk_min(16, (columns - c) / group));
-    int64_t c = 0;
-    for (; c + 128 <= columns; c += 128)
-        for (int i = 0; i < 4; i++) {
-            __m256 dot = fours_avx2(_mm256_load_si256((const __m256i *)(s->u + c + 32 * i)),
-                                    _mm256_loadu_si256((const __m256i *)(a->q + c + 32 * i)));
-            l->lanes[i] = _mm256_fmadd_ps(dot, scales_avx2(s, a, c + 32 * i, group), l->lanes[i]);
+    for (int64_t first = 0; first < columns; first += 16 * group) {
+        int64_t end = dk_min(first + 16 * group, columns);
+        offsets_avx2(l, s->offset + first / group, a->sums + first / group, (end - first) / group);
+        for (int64_t c = first; c < end; c += 32) {
+            __m256 dot = fours_avx2(_mm256_load_si256((const __m256i *)(s->u + c)),
+                                    _mm256_loadu_si256((const __m256i *)(a->q + c)));
+            __m256 *half = &l->lanes[c / 32 % 2];
+            *half = _mm256_fmadd_ps(dot, scales_avx2(s, a, c, group), *half);
         }
-    for (int i = 0; c < columns; c += 32, i++) {
-        __m256 dot = fours_avx2(_mm256_load_si256((const __m256i *)(s->u + c)),
-                                _mm256_loadu_si256((const __m256i *)(a->q + c)));
-        l->lanes[i] = _mm256_fmadd_ps(dot, scales_avx2(s, a, c, group), l->lanes[i]);
     }
 }
 
 /* Sum of the sixteen lanes: halves, then quarters, and so on. */
 DK_AVX2 DK_INLINE float total_avx2(const lanes_avx2 *l)
 {
-    __m256 eight = _mm256_add_ps(_mm256_add_ps(l->lanes[0], l->lanes[2]), _mm256_add_ps(l->lanes[1], l->lanes[3]));
+    __m256 eight = _mm256_add_ps(l->lanes[0], l->lanes[1]);
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     four = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
@@ -143,9 +132,9 @@ DK_AVX2 DK_INLINE void rows_avx2(const dk_product *p, const dk_block *b, dk_unpa
     lanes_avx2 lanes[DK_NARROW_TOKENS];
     for (int64_t r = b->first_row; r < b->first_row + b->rows; r++) {
         memset(lanes, 0, (size_t)b->tokens * sizeof *lanes);
-        for (int64_t c = 0; c < columns; c += DK_SLAB) {
-            int64_t width = dk_min(DK_SLAB, columns - c);
-            fill(&s, unpack, p->w, p->first_row + r, c, width);
+        for (int64_t c = 0; c < columns; c += WIDTH) {
+            int64_t width = dk_min(WIDTH, columns - c);
+            unpack(s.u, s.scale, s.offset, p->w, p->first_row + r, c, width);
             for (int64_t t = 0; t < b->tokens; t++) {
                 activations a = activations_at(p, b->first_token + t, c, group);
                 lanes_avx2 own = lanes[t];
@@ -169,10 +158,6 @@ DK_AVX2 void dk_narrow_avx2(const dk_product *p, const dk_block *b)
 
 /* ---- AVX-512 with VNNI ---- */
 
-typedef struct {
-    __m512 even, odd;
-} lanes_vnni;
-
 /* Positions in a register of sixteen group scales for the lanes of chunk i. */
 DK_VNNI DK_INLINE __m512i places_of_chunk(int i, int group)
 {
@@ -181,80 +166,111 @@ DK_VNNI DK_INLINE __m512i places_of_chunk(int i, int group)
     return _mm512_add_epi32(place, _mm512_set1_epi32(i * CHUNK / group));
 }
 
-/* Sixteen groups or, of them, the first `groups`: `kept` has a bit for each. */
-DK_VNNI DK_INLINE __m512 scales_vnni(const slab *s, const activations *a, int64_t c, int group, __mmask16 kept)
+/* Scales of sixteen groups of activations, or of the first of them: `kept` has a bit for each. */
+DK_VNNI DK_INLINE __m512 token_scales(const float *scale, int group, __mmask16 kept)
 {
-    __m512 w = _mm512_maskz_loadu_ps(kept, s->scale + c / group);
     if (group == 32)
-        return _mm512_mul_ps(w, _mm512_maskz_loadu_ps(kept, a->scale + c / 32));
+        return _mm512_maskz_loadu_ps(kept, scale);
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     __mmask16 halves = (__mmask16)_pext_u32(kept, 0x5555);
-    __m512 x = _mm512_permutexvar_ps(twice, _mm512_maskz_loadu_ps(halves, a->scale + c / 32));
-    return _mm512_mul_ps(w, x);
+    return _mm512_permutexvar_ps(twice, _mm512_maskz_loadu_ps(halves, scale));
 }
 
-DK_VNNI DK_INLINE void dot_vnni(lanes_vnni *l, const slab *s, const activations *a, int64_t columns, int group)
+DK_VNNI DK_INLINE __m512 add_chunk(__m512 lanes, __m512i u, __m512i q, __m512 scales, __m512i places)
 {
-    const int chunks = group / 4; /* in sixteen groups */
+    __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), u, q);
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(places, scales), lanes);
+}
+
+/* Add a slab of `rows` (a constant) rows, s[0] .., to lanes[0] .. */
+DK_VNNI DK_INLINE void dot_vnni(__m512 *lanes, const slab *s, const activations *a, int64_t columns,
+                                const int group, const int rows)
+{
+    __m512 own[ROWS], scales[ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+        own[r] = lanes[r];
     int64_t c = 0;
     for (; c + 16 * group <= columns; c += 16 * group) {
-        __m512 scales = scales_vnni(s, a, c, group, 0xffff);
-        l->even = _mm512_fmadd_ps(_mm512_load_ps(s->offset + c / group), _mm512_loadu_ps(a->sums + c / group),
-                                  l->even);
+        __m512 x = token_scales(a->scale + c / 32, group, 0xffff), sums = _mm512_loadu_ps(a->sums + c / group);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            scales[r] = _mm512_mul_ps(_mm512_load_ps(s[r].scale + c / group), x);
+            own[r] = _mm512_fmadd_ps(_mm512_load_ps(s[r].offset + c / group), sums, own[r]);
+        }
 #pragma GCC unroll 8
-        for (int i = 0; i < chunks; i++) {
-            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_load_si512(s->u + c + CHUNK * i),
-                                              _mm512_loadu_si512(a->q + c + CHUNK * i));
-            __m512 *lane = i & 1 ? &l->odd : &l->even;
-            __m512 scale = _mm512_permutexvar_ps(places_of_chunk(i, group), scales);
-            *lane = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, *lane);
+        for (int i = 0; i < group / 4; i++) {
+            __m512i q = _mm512_loadu_si512(a->q + c + CHUNK * i);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++)
+                own[r] = add_chunk(own[r], _mm512_load_si512(s[r].u + c + CHUNK * i), q, scales[r],
+                                   places_of_chunk(i, group));
         }
     }
-    if (c == columns)
-        return;
-    __mmask16 kept = (__mmask16)((1u << ((columns - c) / group)) - 1);
-    __m512 scales = scales_vnni(s, a, c, group, kept);
-    l->even = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(kept, s->offset + c / group),
-                              _mm512_maskz_loadu_ps(kept, a->sums + c / group), l->even);
-    for (int i = 0; c < columns; c += CHUNK, i++) {
-        __mmask64 bytes = columns - c >= CHUNK ? ~(__mmask64)0 : (__mmask64)0xffffffff;
-        __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_load_si512(s->u + c),
-                                          _mm512_maskz_loadu_epi8(bytes, a->q + c));
-        __m512 *lane = i & 1 ? &l->odd : &l->even;
-        __m512 scale = _mm512_permutexvar_ps(places_of_chunk(i, group), scales);
-        *lane = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, *lane);
+    if (c < columns) {
+        __mmask16 kept = (__mmask16)((1u << ((columns - c) / group)) - 1);
+        __m512 x = token_scales(a->scale + c / 32, group, kept), sums = _mm512_maskz_loadu_ps(kept, a->sums + c / group);
+        for (int r = 0; r < rows; r++) {
+            scales[r] = _mm512_mul_ps(_mm512_maskz_loadu_ps(kept, s[r].scale + c / group), x);
+            own[r] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(kept, s[r].offset + c / group), sums, own[r]);
+        }
+        for (int i = 0; c < columns; c += CHUNK, i++) {
+            __mmask64 bytes = columns - c >= CHUNK ? ~(__mmask64)0 : (__mmask64)0xffffffff;
+            __m512i q = _mm512_maskz_loadu_epi8(bytes, a->q + c);
+            for (int r = 0; r < rows; r++)
+                own[r] = add_chunk(own[r], _mm512_load_si512(s[r].u + c), q, scales[r], places_of_chunk(i, group));
+        }
     }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+        lanes[r] = own[r];
 }
 
-DK_VNNI DK_INLINE float total_vnni(const lanes_vnni *l)
+DK_VNNI DK_INLINE __m128 quarters(__m512 lanes)
 {
-    __m512 sixteen = _mm512_add_ps(l->even, l->odd);
-    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(sixteen), _mm512_extractf32x8_ps(sixteen, 1));
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+}
+
+/* Totals of four times sixteen lanes: halves, quarters, and so on. */
+DK_VNNI DK_INLINE __m128 totals(const __m512 *lanes)
+{
+    __m128 a = quarters(lanes[0]), b = quarters(lanes[1]), c = quarters(lanes[2]), d = quarters(lanes[3]);
+    __m128 ab = _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+    __m128 cd = _mm_add_ps(_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+    return _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
 }
 
 DK_VNNI DK_INLINE void rows_vnni(const dk_product *p, const dk_block *b, dk_unpack_fn unpack, int group)
 {
     int64_t columns = p->w->columns;
-    slab s;
-    lanes_vnni lanes[DK_NARROW_TOKENS];
-    for (int64_t r = b->first_row; r < b->first_row + b->rows; r++) {
+    int64_t slab_bytes = columns ? p->w->row_bytes * dk_min(WIDTH, columns) / columns : 0;
+    slab s[ROWS];
+    __m512 lanes[DK_NARROW_TOKENS][ROWS];
+    for (int64_t first = b->first_row; first < b->first_row + b->rows; first += ROWS) {
+        int64_t rows = dk_min(ROWS, b->first_row + b->rows - first);
+        const uint8_t *next = p->w->data + (p->first_row + first + ROWS) * p->w->row_bytes;
         for (int64_t t = 0; t < b->tokens; t++)
-            lanes[t].even = lanes[t].odd = _mm512_setzero_ps();
-        for (int64_t c = 0; c < columns; c += DK_SLAB) {
-            int64_t width = dk_min(DK_SLAB, columns - c);
-            fill(&s, unpack, p->w, p->first_row + r, c, width);
+            for (int r = 0; r < ROWS; r++)
+                lanes[t][r] = _mm512_setzero_ps();
+        for (int64_t c = 0; c < columns; c += WIDTH, next += slab_bytes) {
+            int64_t width = dk_min(WIDTH, columns - c);
+            for (int64_t r = 0; r < rows; r++) {
+                dk_prefetch(next + r * p->w->row_bytes, slab_bytes);
+                unpack(s[r].u, s[r].scale, s[r].offset, p->w, p->first_row + first + r, c, width);
+            }
             for (int64_t t = 0; t < b->tokens; t++) {
                 activations a = activations_at(p, b->first_token + t, c, group);
-                lanes_vnni own = lanes[t];
-                dot_vnni(&own, &s, &a, width, group);
-                lanes[t] = own;
+                if (rows == ROWS)
+                    dot_vnni(lanes[t], s, &a, width, group, ROWS);
+                else
+                    for (int64_t r = 0; r < rows; r++)
+                        dot_vnni(&lanes[t][r], &s[r], &a, width, group, 1);
             }
         }
+        __mmask8 kept = (__mmask8)((1u << rows) - 1);
         for (int64_t t = 0; t < b->tokens; t++)
-            p->y[(b->first_token + t) * p->y_stride + r] = total_vnni(&lanes[t]);
+            _mm_mask_storeu_ps(p->y + (b->first_token + t) * p->y_stride + first, kept, totals(lanes[t]));
     }
 }
 

@@ -9,7 +9,7 @@
 #include "products.h"
 
 /* Longest list that is shared out at once, and most tokens of the row-by-row form. */
-enum { LIST = 256, FEW_TOKENS = 16 };
+enum { LIST = 256, FEW_TOKENS = 8 };
 
 typedef struct {
     dk_block_fn fn;
@@ -65,7 +65,7 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
         s->fn = dk_narrow_avx2;
 #endif
     s->tokens = dk_min(p->tokens, DK_NARROW_TOKENS);
-    *row_step = 1;
+    *row_step = DK_NARROW_ROWS;
     return slow * columns * (0.06 + 0.02 * (double)s->tokens);
 }
 

@@ -223,18 +223,57 @@ DK_AVX512 DK_INLINE void finish_avx512(float *scale, float *offset, int64_t grou
     }
 }
 
-/* E8M0 bytes, widened to 32 bits in `scale`, to half their value. */
-DK_AVX512 DK_INLINE void finish_e8m0(float *scale, float *offset, int64_t groups, float factor)
+/* Sixteen scales and offsets at once. */
+DK_AVX512 DK_INLINE void store_16(float *scale, float *offset, __m512 scales, float factor, float middle)
 {
-    for (int64_t g = 0; g < groups; g += 16) {
-        __mmask16 kept = groups - g >= 16 ? 0xffff : (__mmask16)((1u << (groups - g)) - 1);
-        __m512i byte = _mm512_maskz_loadu_epi32(kept, scale + g);
-        __m512i bits = _mm512_slli_epi32(_mm512_sub_epi32(byte, _mm512_set1_epi32(1)), 23);
-        __mmask16 is_small = _mm512_cmplt_epu32_mask(byte, _mm512_set1_epi32(2));
-        bits = _mm512_mask_sllv_epi32(bits, is_small, _mm512_set1_epi32(0x00200000), byte);
-        __m512 scales = _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(factor));
-        _mm512_mask_storeu_ps(scale + g, kept, scales);
-        _mm512_mask_storeu_ps(offset + g, kept, _mm512_mul_ps(scales, _mm512_set1_ps(-12.0f)));
+    scales = _mm512_mul_ps(scales, _mm512_set1_ps(factor));
+    _mm512_storeu_ps(scale, scales);
+    _mm512_storeu_ps(offset, _mm512_mul_ps(scales, _mm512_set1_ps(middle)));
+}
+
+/* The half-precision scales in front of blocks; collected in registers, because sixteen stores of four bytes
+ * could not be forwarded to one load. */
+DK_AVX512 DK_INLINE void half_scales(float *scale, float *offset, const uint8_t *block, int64_t groups,
+                                     const int bytes, const dk_matrix *w, float middle)
+{
+    int64_t g = 0;
+    for (; g + 16 <= groups; g += 16, block += 16 * bytes) {
+        __m128i low = _mm_setzero_si128(), high = low;
+#define TAKE(k)                                                                                            \
+    low = _mm_insert_epi16(low, dk_load16(block + (k) * bytes), k);                                        \
+    high = _mm_insert_epi16(high, dk_load16(block + (8 + (k)) * bytes), k);
+        TAKE(0) TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7)
+#undef TAKE
+        __m512 scales = _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+        store_16(scale + g, offset + g, scales, w->factor, middle);
+    }
+    for (; g < groups; g++, block += bytes) {
+        scale[g] = _cvtsh_ss(dk_load16(block)) * w->factor;
+        offset[g] = middle * scale[g];
+    }
+}
+
+/* The E8M0 bytes in front of MXFP4 blocks; half their value goes with the doubled codes. */
+DK_AVX512 DK_INLINE void power_scales(float *scale, float *offset, const uint8_t *block, int64_t groups,
+                                      const dk_matrix *w)
+{
+    const __m512i one = _mm512_set1_epi32(1), two = _mm512_set1_epi32(2), tiny = _mm512_set1_epi32(0x00200000);
+    int64_t g = 0;
+    for (; g + 16 <= groups; g += 16, block += 16 * 17) {
+        __m128i low = _mm_setzero_si128(), high = low;
+#define TAKE(k)                                                                                            \
+    low = _mm_insert_epi8(low, block[(k) * 17], k);                                                        \
+    high = _mm_insert_epi8(high, block[(8 + (k)) * 17], k);
+        TAKE(0) TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7)
+#undef TAKE
+        __m512i byte = _mm512_cvtepu8_epi32(_mm_unpacklo_epi64(low, high));
+        __m512i bits = _mm512_slli_epi32(_mm512_sub_epi32(byte, one), 23);
+        bits = _mm512_mask_sllv_epi32(bits, _mm512_cmplt_epu32_mask(byte, two), tiny, byte);
+        store_16(scale + g, offset + g, _mm512_castsi512_ps(bits), w->factor, -12.0f);
+    }
+    for (; g < groups; g++, block += 17) {
+        scale[g] = half_e8m0(block[0]) * w->factor;
+        offset[g] = -12.0f * scale[g];
     }
 }
 
@@ -242,28 +281,30 @@ DK_AVX512 static void q8_0_avx512(uint8_t *u, float *scale, float *offset, const
                                   int64_t column, int64_t columns)
 {
     const uint8_t *block = block_at(w, row, column / 32, 34);
-    for (int64_t g = 0; g < columns / 32; g++, block += 34) {
-        scale[g] = _cvtsh_ss(dk_load16(block));
-        __m256i q = _mm256_loadu_si256((const __m256i *)(block + 2));
-        _mm256_store_si256((__m256i *)(u + 32 * g), _mm256_xor_si256(q, _mm256_set1_epi8(-128)));
+    const __m512i sign = _mm512_set1_epi8(-128);
+    int64_t groups = columns / 32, g = 0;
+    half_scales(scale, offset, block, groups, 34, w, -128.0f);
+    for (; g + 1 < groups; g += 2, block += 68) {
+        __m512i q = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(block + 2)));
+        q = _mm512_inserti64x4(q, _mm256_loadu_si256((const __m256i *)(block + 36)), 1);
+        _mm512_store_si512(u + 32 * g, _mm512_xor_si512(q, sign));
     }
-    finish_avx512(scale, offset, columns / 32, w->factor, -128.0f);
+    if (g < groups) {
+        __m256i q = _mm256_loadu_si256((const __m256i *)(block + 2));
+        _mm256_store_si256((__m256i *)(u + 32 * g), _mm256_xor_si256(q, _mm512_castsi512_si256(sign)));
+    }
 }
 
 DK_AVX512 static void q4_0_avx512(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
                                   int64_t column, int64_t columns)
 {
     const uint8_t *block = block_at(w, row, column / 32, 18);
-    int64_t groups = columns / 32;
-    for (int64_t g = 0; g < groups; g += 2, block += 36) {
-        /* An odd last block stands in for its missing neighbour; the scratch has room. */
-        const uint8_t *next = g + 1 < groups ? block + 18 : block;
-        scale[g] = _cvtsh_ss(dk_load16(block));
-        _mm512_store_si512(u + 32 * g, nibbles_avx512(block + 2, next + 2));
-        if (g + 1 < groups)
-            scale[g + 1] = _cvtsh_ss(dk_load16(next));
-    }
-    finish_avx512(scale, offset, groups, w->factor, -8.0f);
+    int64_t groups = columns / 32, g = 0;
+    half_scales(scale, offset, block, groups, 18, w, -8.0f);
+    for (; g + 1 < groups; g += 2, block += 36)
+        _mm512_store_si512(u + 32 * g, nibbles_avx512(block + 2, block + 20));
+    if (g < groups)
+        _mm256_store_si256((__m256i *)(u + 32 * g), nibbles_avx2(block + 2));
 }
 
 DK_AVX512 static void mxfp4_avx512(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
@@ -271,17 +312,11 @@ DK_AVX512 static void mxfp4_avx512(uint8_t *u, float *scale, float *offset, cons
 {
     const uint8_t *block = block_at(w, row, column / 32, 17);
     int64_t groups = columns / 32, g = 0;
-    for (; g + 1 < groups; g += 2, block += 34) {
-        uint64_t powers = block[0] | (uint64_t)block[17] << 32;
-        memcpy(scale + g, &powers, sizeof powers);
+    power_scales(scale, offset, block, groups, w);
+    for (; g + 1 < groups; g += 2, block += 34)
         _mm512_store_si512(u + 32 * g, e2m1_avx512(nibbles_avx512(block + 1, block + 18)));
-    }
-    if (g < groups) {
-        uint32_t power = block[0];
-        memcpy(scale + g, &power, sizeof power);
+    if (g < groups)
         _mm256_store_si256((__m256i *)(u + 32 * g), e2m1_avx2(nibbles_avx2(block + 1)));
-    }
-    finish_e8m0(scale, offset, groups, w->factor);
 }
 
 DK_AVX512 static void nvfp4_avx512(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
