@@ -28,7 +28,7 @@ static int multiply_input(dk_run *run, const dk_network *network, const dk_layer
                           const dk_layer_state *state, const dk_step *step, dk_buffers *b)
 {
     dk_product list[MAX_INPUT_PRODUCTS];
-    dk_input x;
+    dk_input x = {0};
     int64_t t = step->tokens, count = 0;
     dk_compressor compressor = dk_staged_compressor(state, step), indexer = dk_staged_indexer(state, step);
     list[count++] = dk_product_of(b->qr, network->q_rank, &layer->wq_a, &x, t);
@@ -52,7 +52,7 @@ static int make_queries(dk_run *run, const dk_network *network, const dk_layer *
                         dk_buffers *b)
 {
     dk_product list[2];
-    dk_input qr;
+    dk_input qr = {0};
     int64_t t = step->tokens, count = 0, dim = network->head_dim;
     if (dk_rms_norm(run, b->qr, b->qr, layer->q_norm, t, network->q_rank, network->norm_eps))
         return 1;
