@@ -30,7 +30,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,7 +93,10 @@ class Speculation:
         self._cache = model.new_draft_cache(capacity)
         self._base = 0
         self._pace = DraftPace()
-        self._stats = DraftStats(drafted=(0,) * count, accepted=(0,) * count)
+        self._steps = [0, 0]
+        """Without and with drafts."""
+        self._drafted, self._accepted = [0] * count, [0] * count
+        """By place in the step."""
         self._open_step: tuple[int, float] | None = None
         """Drafts and seconds of the step whose drafts are being used."""
         self._failure = ""
@@ -106,7 +108,13 @@ class Speculation:
     def stats(self) -> DraftStats:
         """What became of the drafts so far."""
         state = self._failure or ("paused: slower than without" if self._pace.is_paused else "on")
-        return replace(self._stats, state=state)
+        return DraftStats(
+            drafted=tuple(self._drafted),
+            accepted=tuple(self._accepted),
+            drafted_steps=self._steps[True],
+            plain_steps=self._steps[False],
+            state=state,
+        )
 
     def keep(self, streams: Tensor, start: int) -> None:
         """Remember the main model's streams [T, hc, D] of positions start.., just evaluated."""
@@ -189,8 +197,10 @@ class Speculation:
         (drafts, seconds), self._open_step = self._open_step, None
         if is_rejected or accepted == drafts:
             self._pace.record(seconds, 1 + accepted, is_drafted=drafts > 0)
-        settled = drafts if is_rejected else accepted
-        self._stats = self._stats.plus(drafts > 0, settled, accepted)
+        self._steps[drafts > 0] += 1
+        for place in range(drafts if is_rejected else accepted):
+            self._drafted[place] += 1
+            self._accepted[place] += place < accepted
 
     def _draft(
         self,

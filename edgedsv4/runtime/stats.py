@@ -44,16 +44,6 @@ class DraftStats:
         steps = self.drafted_steps
         return 1 + sum(self.accepted) / steps if steps else 0.0
 
-    def plus(self, is_drafted: bool, decided: int, accepted: int) -> DraftStats:
-        """With one more step, of whose drafts the first `decided` and `accepted` count."""
-        return replace(
-            self,
-            drafted=tuple(n + (i < decided) for i, n in enumerate(self.drafted)),
-            accepted=tuple(n + (i < accepted) for i, n in enumerate(self.accepted)),
-            drafted_steps=self.drafted_steps + is_drafted,
-            plain_steps=self.plain_steps + (not is_drafted),
-        )
-
     def since(self, earlier: DraftStats) -> DraftStats:
         """What was added to `earlier`; the state is the present one."""
         return replace(
