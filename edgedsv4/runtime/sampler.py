@@ -1,6 +1,7 @@
 """Choosing the next token from logits: a pure function of the logits, the options and the history.
 
-Everything runs in float64 numpy, so the choice does not depend on the device that made the logits.
+Everything runs in float64 numpy, so the choice does not depend on the device that made the logits;
+where the largest logit wins as it stands, C code finds it, with the same answer.
 The steps, in this order: logit bias; repetition, presence and frequency penalties; temperature;
 top-k; top-p over what top-k left; min-p. Wherever tokens are ranked the larger logit comes first
 and equal logits go by the lower id, so exactly k tokens survive top-k and a greedy tie has one
@@ -25,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedsv4.errors import ConfigError, NumericError
+from edgedsv4.kernels.native.library import HAVE_NATIVE, library
 
 if TYPE_CHECKING:
     from edgedsv4.config import SamplingOptions
@@ -66,6 +68,7 @@ class Sampler:
             raise ConfigError(
                 f"logit_bias must name token ids below {vocab_size}, found {beyond[0]}"
             )
+        self._takes_the_largest = _is_plain_greedy(options)
         self._bias_ids = np.array(sorted(options.logit_bias), dtype=np.int64)
         self._bias = np.array([options.logit_bias[int(i)] for i in self._bias_ids])
 
@@ -101,6 +104,10 @@ class Sampler:
             NumericError: for NaN or +inf, or when every logit is -inf.
             ConfigError: when the logit bias bans every token, or the length is not V.
         """
+        if self._takes_the_largest:
+            token_id = _largest(logits, self.vocab_size)
+            if token_id >= 0:
+                return token_id
         scores = self._adjusted(logits)
         if self.options.temperature == 0:
             return int(np.argmax(scores))
@@ -174,6 +181,21 @@ class Sampler:
         if options.min_p > 0.0:
             weights[weights < options.min_p] = 0.0
         return weights
+
+
+def _is_plain_greedy(options: SamplingOptions) -> bool:
+    """Whether the logits as they are decide, without bias, penalty or chance."""
+    changes = options.logit_bias or options.presence_penalty or options.frequency_penalty
+    return options.temperature == 0 and options.repetition_penalty == 1.0 and not changes
+
+
+def _largest(logits: npt.NDArray[np.float32], vocab_size: int) -> int:
+    """The first of the largest logits; -1 where it takes a closer look to choose or to complain."""
+    is_plain = logits.dtype == np.float32 and logits.shape == (vocab_size,)
+    if not HAVE_NATIVE or not is_plain or not logits.flags.c_contiguous:
+        return -1
+    lib, ffi = library()
+    return int(lib.dk_argmax(ffi.from_buffer("float[]", logits), vocab_size))
 
 
 def _keep_top_k(scores: FloatArray, weights: FloatArray, k: int) -> FloatArray:

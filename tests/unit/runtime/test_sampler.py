@@ -52,6 +52,18 @@ def test_negative_zero_ties_with_zero() -> None:
     assert sampler(temperature=0).sample(logits) == 0
 
 
+@pytest.mark.parametrize("size", [1, 7, 16, 33, 1000])
+def test_greedy_finds_the_first_of_the_largest_wherever_it_stands(size: int) -> None:
+    rng = np.random.default_rng(size)
+    sampler = Sampler(SamplingOptions(temperature=0), size)
+    for _ in range(50):
+        logits = rng.integers(-4, 4, size).astype(np.float32)
+        logits[rng.random(size) < 0.2] = -np.inf
+        logits[rng.integers(size)] = 0.0
+        assert sampler.sample(logits) == int(np.argmax(logits))
+        assert sampler.sample(logits.astype(np.float64)) == int(np.argmax(logits))
+
+
 def test_greedy_probabilities_are_one_hot() -> None:
     np.testing.assert_array_equal(sampler(temperature=0).probabilities(LOGITS), [1, 0, 0, 0])
 
