@@ -17,9 +17,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "edgedsv4"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
-SOURCES = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *PACKAGE.rglob("native/*.[ch]")})
+C_SOURCES = sorted({*PACKAGE.rglob("native/*.[ch]"), *(ROOT / "tests").rglob("*.[ch]")})
+SOURCES = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *C_SOURCES})
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "manager"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_KERNEL_LINES, MAX_ARGUMENTS = 500, 60, 120, 6
+MAX_C_COLUMNS = 120
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -87,6 +89,39 @@ def test_functions_are_not_too_long(path: Path) -> None:
         and not has_exception(source_of(path, node), "long function")
     }
     assert not long
+
+
+def c_functions_of(text: str) -> Iterator[tuple[str, str]]:
+    """Signature and text of each function: its braces stand alone, the closing one in column 0."""
+    for match in re.finditer(r"^(\w[^\n;{}]*\((?:[^;{}]*)\))\s*\{.*?^\}", text, re.M | re.S):
+        yield " ".join(match[1].split()), match[0]
+
+
+@every(C_SOURCES)
+def test_c_functions_are_not_too_long(path: Path) -> None:
+    long = {
+        signature: body.count("\n") + 1
+        for signature, body in c_functions_of(path.read_text(encoding="utf-8"))
+        if body.count("\n") + 1 > MAX_FUNCTION_LINES and not has_exception(body, "long function")
+    }
+    assert not long
+
+
+def test_c_functions_are_found() -> None:
+    text = "int one(void) { return 1; }\n\nstatic int two(int a,\n    int b)\n{\n    return 2;\n}\n"
+    names = [signature for signature, _ in c_functions_of(text.replace("; }\n", ";\n}\n"))]
+    assert names == ["int one(void)", "static int two(int a, int b)"]
+
+
+@every(C_SOURCES)
+def test_c_lines_are_not_too_wide(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert not [number for number, line in enumerate(lines, 1) if len(line) > MAX_C_COLUMNS]
+
+
+@every(C_SOURCES)
+def test_c_file_says_what_it_is_for(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").startswith("/* ")
 
 
 @every(MODULES)

@@ -1,9 +1,9 @@
 /* SIGBUS guard: a page that vanished from a mapped file reads as zeros instead of ending the process.
 
-   The handler runs in whatever thread touched the page, so it may use nothing but lock-free atomics and plain system
-   calls. Ranges live in a fixed table; only the Python side writes it, under its lock. A slot is published by storing
-   `start` last and withdrawn by clearing it first; the handler reads `start`, `end`, and `start` again, so that it never
-   combines halves of two owners. */
+   The handler runs in whatever thread touched the page, so it may use nothing but lock-free atomics and plain
+   system calls. Ranges live in a fixed table; only the Python side writes it, under its lock. A slot is published
+   by storing `start` last and withdrawn by clearing it first; the handler reads `start`, `end`, and `start` again,
+   so that it never combines halves of two owners. */
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
