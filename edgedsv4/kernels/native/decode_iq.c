@@ -1,7 +1,7 @@
 /* Decoders of the IQ types: indices into grids of 4 or 8 values, signs, and small scales. Formulas and field
  * order: kernels/dequantize/iq_blocks.py. Each block is first taken apart into fields (iq_fields.h). */
 
-#include "decode.h"
+#include "decode_groups.h"
 #include "iq_fields_avx2.h"
 
 /* ---- from fields to elements: sign * grid * scale, 16 elements at a time ---- */
@@ -10,7 +10,7 @@ DK_INLINE void eights(float *restrict y, const dk_iq_fields *f, const uint64_t *
 {
     for (int t = 0; t < 32; t++) {
         int8_t values[8];
-        memcpy(values, grid + f->index[t], sizeof values);
+        memcpy(values, grid + dk_index(f, t), sizeof values);
         for (int i = 0; i < 8; i++) {
             int value = f->sign[t] >> i & 1 ? -values[i] : values[i];
             y[8 * t + i] = (float)value * f->scale[8 * t / group];
@@ -22,8 +22,8 @@ DK_INLINE void fours(float *restrict y, const dk_iq_fields *f, const uint32_t *g
 {
     for (int t = 0; t < 32; t++) {
         int8_t values[8];
-        memcpy(values, grid + f->index[2 * t], 4);
-        memcpy(values + 4, grid + f->index[2 * t + 1], 4);
+        memcpy(values, grid + dk_index(f, 2 * t), 4);
+        memcpy(values + 4, grid + dk_index(f, 2 * t + 1), 4);
         for (int i = 0; i < 8; i++) {
             int value = f->sign[t] >> i & 1 ? -values[i] : values[i];
             y[8 * t + i] = (float)value * f->scale[8 * t / group];
@@ -56,15 +56,15 @@ DK_AVX2 DK_INLINE void eight_avx2(float *y, __m128i values, uint8_t sign, float 
 DK_AVX2 DK_INLINE void eights_avx2(float *y, const dk_iq_fields *f, const uint64_t *grid, int group)
 {
     for (int t = 0; t < 32; t++)
-        eight_avx2(y + 8 * t, _mm_loadl_epi64((const __m128i *)(grid + f->index[t])), f->sign[t],
+        eight_avx2(y + 8 * t, _mm_loadl_epi64((const __m128i *)(grid + dk_index(f, t))), f->sign[t],
                    f->scale[8 * t / group]);
 }
 
 DK_AVX2 DK_INLINE void fours_avx2(float *y, const dk_iq_fields *f, const uint32_t *grid, int group)
 {
     for (int t = 0; t < 32; t++) {
-        __m128i values = _mm_cvtsi32_si128((int)grid[f->index[2 * t]]);
-        values = _mm_insert_epi32(values, (int)grid[f->index[2 * t + 1]], 1);
+        __m128i values = _mm_cvtsi32_si128((int)grid[dk_index(f, 2 * t)]);
+        values = _mm_insert_epi32(values, (int)grid[dk_index(f, 2 * t + 1)], 1);
         eight_avx2(y + 8 * t, values, f->sign[t], f->scale[8 * t / group]);
     }
 }
@@ -86,27 +86,23 @@ DK_AVX512 DK_INLINE void sixteen_avx512(float *y, __m128i values, __mmask16 nega
     _mm512_storeu_ps(y, _mm512_mask_xor_ps(product, negative, product, _mm512_set1_ps(-0.0f)));
 }
 
-DK_AVX512 DK_INLINE __m128i two_eights(const uint64_t *grid, const uint16_t *index)
+DK_AVX512 DK_INLINE __m128i two_eights(const uint64_t *grid, uint32_t first, uint32_t second)
 {
-    __m128i low = _mm_loadl_epi64((const __m128i *)(grid + index[0]));
-    return _mm_insert_epi64(low, (int64_t)grid[index[1]], 1);
+    return _mm_insert_epi64(_mm_loadl_epi64((const __m128i *)(grid + first)), (int64_t)grid[second], 1);
 }
 
 DK_AVX512 DK_INLINE void eights_avx512(float *y, const dk_iq_fields *f, const uint64_t *grid, int group)
 {
     for (int t = 0; t < 16; t++)
-        sixteen_avx512(y + 16 * t, two_eights(grid, f->index + 2 * t), dk_load16(f->sign + 2 * t),
-                       f->scale[16 * t / group]);
+        sixteen_avx512(y + 16 * t, two_eights(grid, dk_index(f, 2 * t), dk_index(f, 2 * t + 1)),
+                       dk_load16(f->sign + 2 * t), f->scale[16 * t / group]);
 }
 
 DK_AVX512 DK_INLINE void fours_avx512(float *y, const dk_iq_fields *f, const uint32_t *grid, int group)
 {
     for (int t = 0; t < 16; t++) {
-        const uint16_t *index = f->index + 4 * t;
-        __m128i values = _mm_cvtsi32_si128((int)grid[index[0]]);
-        values = _mm_insert_epi32(values, (int)grid[index[1]], 1);
-        values = _mm_insert_epi32(values, (int)grid[index[2]], 2);
-        values = _mm_insert_epi32(values, (int)grid[index[3]], 3);
+        __m128i values = _mm_setr_epi32((int)grid[dk_index(f, 4 * t)], (int)grid[dk_index(f, 4 * t + 1)],
+                                        (int)grid[dk_index(f, 4 * t + 2)], (int)grid[dk_index(f, 4 * t + 3)]);
         sixteen_avx512(y + 16 * t, values, dk_load16(f->sign + 2 * t), f->scale[16 * t / group]);
     }
 }
@@ -114,7 +110,7 @@ DK_AVX512 DK_INLINE void fours_avx512(float *y, const dk_iq_fields *f, const uin
 DK_AVX512 DK_INLINE void shifted_avx512(float *y, const dk_iq1_fields *f, const uint64_t *grid, int group)
 {
     for (int t = 0; t < 16; t++) {
-        __m128i bytes = two_eights(grid, f->index + 2 * t);
+        __m128i bytes = two_eights(grid, f->index[2 * t], f->index[2 * t + 1]);
         __m512 values = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
         __m512 delta = _mm512_set1_ps(f->delta[2 * t]);
         delta = _mm512_mask_mov_ps(delta, 0xff00, _mm512_set1_ps(f->delta[2 * t + 1]));
@@ -148,10 +144,13 @@ DK_AVX512 DK_INLINE void shifted_avx512(float *y, const dk_iq1_fields *f, const 
     DK_DECODER(TYPE, 256, BYTES, TYPE##_block(out, p), , )
 #endif
 
-IQ_DECODER(iq2_xxs, 66, dk_iq_fields, dk_load16(p), eights, dk_grid_iq2_xxs, 32)
-IQ_DECODER(iq2_xs, 74, dk_iq_fields, dk_load16(p), eights, dk_grid_iq2_xs, 16)
+IQ_BLOCK(iq2_xxs_block, , dk_iq_fields, dk_iq2_xxs_fields, dk_half(p), eights, dk_grid_iq2_xxs, 32)
+IQ_BLOCK(iq2_xs_block, , dk_iq_fields, dk_iq2_xs_fields, dk_half(p), eights, dk_grid_iq2_xs, 16)
+IQ_BLOCK(iq3_xxs_block, , dk_iq_fields, dk_iq3_xxs_fields, dk_half(p), fours, dk_grid_iq3_xxs, 32)
+DK_GROUP_DECODER(iq2_xxs, 256, 66, iq2_xxs_block(out, p), 32, 43)
+DK_GROUP_DECODER(iq2_xs, 256, 74, iq2_xs_block(out, p), 16, 43)
+DK_GROUP_DECODER(iq3_xxs, 256, 98, iq3_xxs_block(out, p), 32, 62)
 IQ_DECODER(iq2_s, 82, dk_iq_fields, dk_load16(p), eights, dk_grid_iq2_s, 16)
-IQ_DECODER(iq3_xxs, 98, dk_iq_fields, dk_load16(p), fours, dk_grid_iq3_xxs, 32)
 IQ_DECODER(iq3_s, 110, dk_iq_fields, dk_load16(p), fours, dk_grid_iq3_s, 32)
 IQ_DECODER(iq1_s, 50, dk_iq1_fields, dk_load16(p), shifted, dk_grid_iq1_s, 32)
 IQ_DECODER(iq1_m, 56, dk_iq1_fields, dk_iq1_m_scale(p), shifted, dk_grid_iq1_s, 16)

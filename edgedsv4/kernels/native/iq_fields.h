@@ -15,6 +15,8 @@ extern const uint32_t dk_grid_iq3_xxs[256] DK_HIDDEN, dk_grid_iq3_s[512] DK_HIDD
 
 /* One block of 256 elements. */
 typedef struct {
+    const uint8_t *bytes;          /* the 8-bit indices as stored; NULL: they are in `index` */
+    int gap;                       /* bytes between four indices and the next four */
     DK_ALIGNED uint16_t index[64]; /* 32 entries of 8 values, or 64 of 4 */
     DK_ALIGNED uint8_t sign[32];   /* bit i set: element i of eight is negative */
     DK_ALIGNED float scale[16];    /* per 32 elements, or 16 in IQ2_XS, IQ2_S and IQ1_M */
@@ -39,6 +41,18 @@ DK_INLINE uint32_t dk_even_signs(uint32_t word)
     return seven | (parity & 0x01010101) << 7;
 }
 
+/* Index of entry t. The branch is decided at compile time where everything is inlined. */
+DK_INLINE uint32_t dk_index(const dk_iq_fields *f, int t)
+{
+    return f->bytes != NULL ? f->bytes[t + t / 4 * f->gap] : f->index[t];
+}
+
+DK_INLINE void dk_stored_indices(dk_iq_fields *f, const uint8_t *bytes, int gap)
+{
+    f->bytes = bytes;
+    f->gap = gap;
+}
+
 DK_INLINE void dk_iq2_xxs_fields(dk_iq_fields *restrict f, const uint8_t *p, float d)
 {
     uint32_t signs[8];
@@ -46,10 +60,9 @@ DK_INLINE void dk_iq2_xxs_fields(dk_iq_fields *restrict f, const uint8_t *p, flo
         uint32_t word = dk_load32(p + 6 + 8 * j);
         signs[j] = dk_even_signs(word);
         f->scale[j] = ((float)(int)(word >> 28) + 0.5f) * d * 0.25f;
-        for (int i = 0; i < 4; i++)
-            f->index[4 * j + i] = p[2 + 8 * j + i];
     }
     memcpy(f->sign, signs, sizeof signs);
+    dk_stored_indices(f, p + 2, 4);
 }
 
 DK_INLINE void dk_iq3_xxs_fields(dk_iq_fields *restrict f, const uint8_t *p, float d)
@@ -61,8 +74,7 @@ DK_INLINE void dk_iq3_xxs_fields(dk_iq_fields *restrict f, const uint8_t *p, flo
         f->scale[j] = ((float)(int)(word >> 28) + 0.5f) * d * 0.5f;
     }
     memcpy(f->sign, signs, sizeof signs);
-    for (int i = 0; i < 64; i++)
-        f->index[i] = p[2 + i];
+    dk_stored_indices(f, p + 2, 0);
 }
 
 /* Sixteen 4-bit scales, low nibble first. */
@@ -76,6 +88,7 @@ DK_INLINE void dk_nibble_scales(dk_iq_fields *restrict f, const uint8_t *packed,
 
 DK_INLINE void dk_iq2_xs_fields(dk_iq_fields *restrict f, const uint8_t *p, float d)
 {
+    f->bytes = NULL;
     for (int i = 0; i < 32; i++) {
         uint16_t word = dk_load16(p + 2 + 2 * i);
         uint16_t seven = word >> 9, parity = seven ^ seven >> 4;
@@ -89,6 +102,7 @@ DK_INLINE void dk_iq2_xs_fields(dk_iq_fields *restrict f, const uint8_t *p, floa
 
 DK_INLINE void dk_iq2_s_fields(dk_iq_fields *restrict f, const uint8_t *p, float d)
 {
+    f->bytes = NULL;
     for (int i = 0; i < 32; i++)
         f->index[i] = (uint16_t)(p[2 + i] | (p[66 + (i >> 2)] >> 2 * (i & 3) & 3) << 8);
     memcpy(f->sign, p + 34, 32);
@@ -97,6 +111,7 @@ DK_INLINE void dk_iq2_s_fields(dk_iq_fields *restrict f, const uint8_t *p, float
 
 DK_INLINE void dk_iq3_s_fields(dk_iq_fields *restrict f, const uint8_t *p, float d)
 {
+    f->bytes = NULL;
     for (int i = 0; i < 64; i++)
         f->index[i] = (uint16_t)(p[2 + i] | (p[66 + (i >> 3)] >> (i & 7) & 1) << 8);
     memcpy(f->sign, p + 74, 32);

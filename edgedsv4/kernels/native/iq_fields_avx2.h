@@ -84,12 +84,9 @@ DK_AVX2 DK_INLINE __m128i dk_load128(const uint8_t *p) { return _mm_loadu_si128(
 DK_AVX2 DK_INLINE void dk_iq2_xxs_fields_avx2(dk_iq_fields *f, const uint8_t *p, float d)
 {
     __m256 first = _mm256_loadu_ps((const float *)(p + 2)), second = _mm256_loadu_ps((const float *)(p + 34));
-    __m256d low = _mm256_castps_pd(_mm256_shuffle_ps(first, second, 0x88));
     __m256d high = _mm256_castps_pd(_mm256_shuffle_ps(first, second, 0xdd));
-    __m256i index = _mm256_castpd_si256(_mm256_permute4x64_pd(low, 0xd8));
     __m256i words = _mm256_castpd_si256(_mm256_permute4x64_pd(high, 0xd8));
-    dk_store_index(f->index, _mm256_castsi256_si128(index), _mm256_setzero_si256());
-    dk_store_index(f->index + 16, _mm256_extracti128_si256(index, 1), _mm256_setzero_si256());
+    dk_stored_indices(f, p + 2, 4);
     dk_even_signs_avx2(f->sign, words);
     dk_store_half_steps(f->scale, _mm256_srli_epi32(words, 28), d, 0.25f);
 }
@@ -99,12 +96,12 @@ DK_AVX2 DK_INLINE void dk_iq3_xxs_fields_avx2(dk_iq_fields *f, const uint8_t *p,
     __m256i words = _mm256_loadu_si256((const __m256i *)(p + 66));
     dk_even_signs_avx2(f->sign, words);
     dk_store_half_steps(f->scale, _mm256_srli_epi32(words, 28), d, 0.5f);
-    for (int i = 0; i < 64; i += 16)
-        dk_store_index(f->index + i, dk_load128(p + 2 + i), _mm256_setzero_si256());
+    dk_stored_indices(f, p + 2, 0);
 }
 
 DK_AVX2 DK_INLINE void dk_iq2_xs_fields_avx2(dk_iq_fields *f, const uint8_t *p, float d)
 {
+    f->bytes = NULL;
     __m256i first = _mm256_loadu_si256((const __m256i *)(p + 2));
     __m256i second = _mm256_loadu_si256((const __m256i *)(p + 34));
     const __m256i nine = _mm256_set1_epi16(511);
@@ -120,6 +117,7 @@ DK_AVX2 DK_INLINE void dk_iq2_xs_fields_avx2(dk_iq_fields *f, const uint8_t *p, 
 /* Upper bits: four pairs per byte; a product brings each pair of a byte to bits 8 and 9. */
 DK_AVX2 DK_INLINE void dk_iq2_s_fields_avx2(dk_iq_fields *f, const uint8_t *p, float d)
 {
+    f->bytes = NULL;
     const __m256i each_four = _mm256_setr_epi64x((int64_t)0xff00ff00ff00ff00, (int64_t)0xff01ff01ff01ff01,
                                                  (int64_t)0xff02ff02ff02ff02, (int64_t)0xff03ff03ff03ff03);
     const __m256i powers = _mm256_set1_epi64x(0x0004001000400100);
@@ -135,6 +133,7 @@ DK_AVX2 DK_INLINE void dk_iq2_s_fields_avx2(dk_iq_fields *f, const uint8_t *p, f
 
 DK_AVX2 DK_INLINE void dk_iq3_s_fields_avx2(dk_iq_fields *f, const uint8_t *p, float d)
 {
+    f->bytes = NULL;
     const __m256i each_eight = _mm256_setr_epi64x((int64_t)0xff00ff00ff00ff00, (int64_t)0xff00ff00ff00ff00,
                                                   (int64_t)0xff01ff01ff01ff01, (int64_t)0xff01ff01ff01ff01);
     const __m256i bits = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128);

@@ -56,13 +56,13 @@ DK_INLINE void signed_bytes(uint8_t *restrict u, uint64_t values, uint8_t sign, 
 DK_INLINE void eights(uint8_t *restrict u, const dk_iq_fields *f, const uint64_t *grid, int bias)
 {
     for (int t = 0; t < 32; t++)
-        signed_bytes(u + 8 * t, grid[f->index[t]], f->sign[t], bias);
+        signed_bytes(u + 8 * t, grid[dk_index(f, t)], f->sign[t], bias);
 }
 
 DK_INLINE void fours(uint8_t *restrict u, const dk_iq_fields *f, const uint32_t *grid, int bias)
 {
     for (int t = 0; t < 32; t++) {
-        uint64_t values = grid[f->index[2 * t]] | (uint64_t)grid[f->index[2 * t + 1]] << 32;
+        uint64_t values = grid[dk_index(f, 2 * t)] | (uint64_t)grid[dk_index(f, 2 * t + 1)] << 32;
         signed_bytes(u + 8 * t, values, f->sign[t], bias);
     }
 }
@@ -118,27 +118,39 @@ DK_AVX2 DK_INLINE void store_signed32(uint8_t *u, __m256i values, const uint8_t 
     _mm256_storeu_si256((__m256i *)u, _mm256_add_epi8(values, _mm256_set1_epi8((char)bias)));
 }
 
-DK_AVX2 DK_INLINE void eights_avx2(uint8_t *u, const dk_iq_fields *f, const uint64_t *grid, int bias)
+DK_AVX2 DK_INLINE int64_t eight_at(const dk_iq_fields *f, const uint64_t *grid, int t)
 {
-    for (int t = 0; t < 32; t += 4) {
-        const uint16_t *index = f->index + t;
-        __m256i values = _mm256_setr_epi64x((int64_t)grid[index[0]], (int64_t)grid[index[1]],
-                                            (int64_t)grid[index[2]], (int64_t)grid[index[3]]);
-        store_signed32(u + 8 * t, values, f->sign + t, bias);
-    }
+    return (int64_t)grid[dk_index(f, t)];
 }
 
-DK_AVX2 DK_INLINE __m256i eight_fours(const uint32_t *grid, const uint16_t *index)
+DK_AVX2 DK_INLINE int four_at(const dk_iq_fields *f, const uint32_t *grid, int t)
 {
-    return _mm256_setr_epi32((int)grid[index[0]], (int)grid[index[1]], (int)grid[index[2]],
-                             (int)grid[index[3]], (int)grid[index[4]], (int)grid[index[5]],
-                             (int)grid[index[6]], (int)grid[index[7]]);
+    return (int)grid[dk_index(f, t)];
+}
+
+DK_AVX2 DK_INLINE __m256i four_eights(const dk_iq_fields *f, const uint64_t *grid, int t)
+{
+    return _mm256_setr_epi64x(eight_at(f, grid, t), eight_at(f, grid, t + 1), eight_at(f, grid, t + 2),
+                              eight_at(f, grid, t + 3));
+}
+
+DK_AVX2 DK_INLINE __m256i eight_fours(const dk_iq_fields *f, const uint32_t *grid, int t)
+{
+    return _mm256_setr_epi32(four_at(f, grid, t), four_at(f, grid, t + 1), four_at(f, grid, t + 2),
+                             four_at(f, grid, t + 3), four_at(f, grid, t + 4), four_at(f, grid, t + 5),
+                             four_at(f, grid, t + 6), four_at(f, grid, t + 7));
+}
+
+DK_AVX2 DK_INLINE void eights_avx2(uint8_t *u, const dk_iq_fields *f, const uint64_t *grid, int bias)
+{
+    for (int t = 0; t < 32; t += 4)
+        store_signed32(u + 8 * t, four_eights(f, grid, t), f->sign + t, bias);
 }
 
 DK_AVX2 DK_INLINE void fours_avx2(uint8_t *u, const dk_iq_fields *f, const uint32_t *grid, int bias)
 {
     for (int t = 0; t < 32; t += 4)
-        store_signed32(u + 8 * t, eight_fours(grid, f->index + 2 * t), f->sign + t, bias);
+        store_signed32(u + 8 * t, eight_fours(f, grid, 2 * t), f->sign + t, bias);
 }
 
 /* ---- AVX-512 ---- */
@@ -169,11 +181,8 @@ DK_AVX512 DK_INLINE void store_signed64(uint8_t *u, __m512i values, const uint8_
 DK_AVX512 DK_INLINE void eights_avx512(uint8_t *u, const dk_iq_fields *f, const uint64_t *grid, int bias)
 {
     for (int t = 0; t < 32; t += 8) {
-        const uint16_t *index = f->index + t;
-        __m512i values = _mm512_setr_epi64((int64_t)grid[index[0]], (int64_t)grid[index[1]],
-                                           (int64_t)grid[index[2]], (int64_t)grid[index[3]],
-                                           (int64_t)grid[index[4]], (int64_t)grid[index[5]],
-                                           (int64_t)grid[index[6]], (int64_t)grid[index[7]]);
+        __m512i values = _mm512_castsi256_si512(four_eights(f, grid, t));
+        values = _mm512_inserti64x4(values, four_eights(f, grid, t + 4), 1);
         store_signed64(u + 8 * t, values, f->sign + t, bias);
     }
 }
@@ -181,9 +190,8 @@ DK_AVX512 DK_INLINE void eights_avx512(uint8_t *u, const dk_iq_fields *f, const 
 DK_AVX512 DK_INLINE void fours_avx512(uint8_t *u, const dk_iq_fields *f, const uint32_t *grid, int bias)
 {
     for (int t = 0; t < 32; t += 8) {
-        const uint16_t *index = f->index + 2 * t;
-        __m512i values = _mm512_castsi256_si512(eight_fours(grid, index));
-        values = _mm512_inserti64x4(values, eight_fours(grid, index + 8), 1);
+        __m512i values = _mm512_castsi256_si512(eight_fours(f, grid, 2 * t));
+        values = _mm512_inserti64x4(values, eight_fours(f, grid, 2 * t + 8), 1);
         store_signed64(u + 8 * t, values, f->sign + t, bias);
     }
 }

@@ -36,10 +36,11 @@ def matrix_at(
     scale: torch.Tensor | None = None,
     factor: float = 1.0,
 ) -> QuantMatrix:
-    """A matrix of these blocks whose data lies `address` bytes past a multiple of 64."""
-    memory = np.zeros(blocks.size + 128, dtype=np.uint8)
-    start = (-memory.ctypes.data) % 64 + address
-    data = memory[start : start + blocks.size]
+    """A matrix of these blocks whose data lies `address` bytes past an aligned one.
+
+    The data ends where its memory ends, so that a sanitizer sees every read past it.
+    """
+    data = np.empty(address + blocks.size, dtype=np.uint8)[address:]
     data[:] = blocks.reshape(-1)
     columns = len(blocks) // rows * BLOCK_TYPES[name].block_elements
     tensor = torch.from_numpy(data.reshape(rows, -1))
