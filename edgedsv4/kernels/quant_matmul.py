@@ -3,6 +3,10 @@
 W is decoded a few rows at a time, so the working memory is a few megabytes whatever the matrix. A
 weight that already has the dtype of x is used where it lies, in the file's own mapping.
 
+With int8 activations, groups of 32 elements of x are first rounded to scale * q, scale = max |x| /
+127 and q an integer; the C kernels then multiply integers, which is several times as fast. Block
+types whose elements lie on a grid have this form; with the others x stays as it is.
+
 Source: OCP Microscaling specification (E8M0 scales); the DeepSeek-V3 and V4 checkpoints for the
 block scales of FP8 (one per square of 128 or 32) and FP4 (one per 32 of a row) weights.
 """
@@ -12,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +28,39 @@ from edgedsv4.kernels.dequantize import decode_blocks
 from edgedsv4.kernels.dequantize.fields import as_type, look_up
 from edgedsv4.kernels.dequantize.tables import e8m0_values
 from edgedsv4.kernels.dispatch import resolve_backend
+from edgedsv4.kernels.native.library import (
+    available_on,
+    has_native_type,
+    library,
+    matrix_of,
+    pointer,
+    run_here,
+)
 
 if TYPE_CHECKING:
     from edgedsv4.config import Backend
     from edgedsv4.formats.block_types import BlockType
+    from edgedsv4.kernels.dispatch import Implementation
+
+Activations = Literal["f32", "int8"]
 
 # Decoded elements per tile: small enough to stay in a core's cache between decoding and product,
 # and far below the 64 MiB that a tile may take.
 TILE_ELEMENTS = 1 << 20
 FP8_SCALE_BLOCKS = (128, 32)
 FP4_SCALE_BLOCK = 32
+INT8_GROUP = 32
+INT8_TYPES = frozenset(
+    (
+        *("Q8_0", "Q4_0", "MXFP4", "NVFP4", "FP4_E2M1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+        *("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ4_NL", "IQ4_XS"),
+    )
+)
+"""Block types that are multiplied with int8 activations where those are allowed."""
+# Groups whose largest magnitude is below this are zero, so that 127 / magnitude stays finite.
+_INT8_TINIEST = 2.0**-110
+# Tokens whose products the C kernels compute row by row: with the bits each would have alone.
+SMALL_TOKENS = 16
 
 _FLOATS = {
     "F32": torch.float32,
@@ -161,13 +188,20 @@ def dequantize(
     return result
 
 
-def quant_matmul(x: Tensor, weight: QuantMatrix | Tensor, *, backend: Backend = "auto") -> Tensor:
+def quant_matmul(
+    x: Tensor,
+    weight: QuantMatrix | Tensor,
+    *,
+    backend: Backend = "auto",
+    activations: Activations = "f32",
+) -> Tensor:
     """Product with a stored matrix: y[..., r] = sum_c x[..., c] W[r, c].
 
     Args:
         x: [..., columns], any float dtype; the product is computed in it.
         weight: the matrix as stored, or a float tensor [rows, columns].
-        backend: implementation to use.
+        backend: implementation to use; the C kernels take float32 on the CPU.
+        activations: "int8" rounds groups of 32 of x to int8 where the type is one of `INT8_TYPES`.
 
     Returns:
         [..., rows], dtype of x. Beside it, at most one tile of decoded rows is held (64 MiB).
@@ -185,8 +219,35 @@ def quant_matmul(x: Tensor, weight: QuantMatrix | Tensor, *, backend: Backend = 
     columns = weight.shape[1] if isinstance(weight, Tensor) else weight.columns
     if not x.is_floating_point() or x.dim() == 0 or x.shape[-1] != columns:
         raise ShapeError(f"x must be float [..., {columns}], found {x.dtype} {list(x.shape)}")
-    resolve_backend(backend, operation="quant_matmul")
-    return quant_matmul_reference(x, weight)
+    chosen = resolve_backend(backend, native_products_for(x, weight), operation="quant_matmul")
+    is_int8 = activations == "int8" and has_int8_form(weight)
+    if chosen == "native":
+        rows = weight.shape[0] if isinstance(weight, Tensor) else weight.rows
+        flat = x.reshape(math.prod(x.shape[:-1]), columns)
+        y = multiply_rows([flat], weight, [(0, rows)], is_int8=is_int8)
+        return y.view(*x.shape[:-1], rows)
+    return quant_matmul_reference(round_activations(x) if is_int8 else x, weight)
+
+
+def has_int8_form(weight: QuantMatrix | Tensor) -> bool:
+    """Whether products with int8 activations exist for a weight."""
+    return not isinstance(weight, Tensor) and weight.block_type.name in INT8_TYPES
+
+
+def round_activations(x: Tensor) -> Tensor:
+    """What is left of x [..., n] after rounding groups of 32 to int8, in the dtype of x.
+
+    Each group becomes scale * q with scale = max |x| / 127 in float32 and q rounded half to even. A
+    group with a NaN or an infinity becomes NaN.
+    """
+    groups = x.float().unflatten(-1, (-1, INT8_GROUP))
+    largest = groups.abs().amax(dim=-1, keepdim=True)
+    is_zero = largest < _INT8_TINIEST
+    is_bad = ~torch.isfinite(largest)
+    safe = torch.where(is_zero | is_bad, 1.0, largest)
+    q = torch.round(groups * (127.0 / safe)).to(x.dtype)
+    scale = torch.where(is_zero, 0.0, torch.where(is_bad, torch.nan, safe / 127.0))
+    return (q * scale.to(x.dtype)).flatten(-2)
 
 
 def quant_matmul_reference(x: Tensor, weight: QuantMatrix | Tensor) -> Tensor:
@@ -204,6 +265,63 @@ def quant_matmul_reference(x: Tensor, weight: QuantMatrix | Tensor) -> Tensor:
             tile = dequantize(weight, x.dtype, rows=slice(first, last))
         result[:, first:last] = flat @ tile.T
     return result.view(*x.shape[:-1], rows)
+
+
+def native_products_for(x: Tensor, weight: QuantMatrix | Tensor) -> tuple[Implementation, ...]:
+    """What can multiply these, the best first."""
+    if isinstance(weight, Tensor):
+        data, is_known = weight, weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    else:
+        name = weight.block_type.name
+        # F4 has no scales, as products expect of 4-bit floats.
+        data, is_known = weight.data, name != "F4" and has_native_type(name)
+    is_side_by_side = data.shape[1] <= 1 or data.stride(1) == 1
+    if not is_known or not is_side_by_side or data.device.type != "cpu":
+        return ("reference",)
+    return available_on(x)
+
+
+def multiply_rows(
+    inputs: list[Tensor],
+    weight: QuantMatrix | Tensor,
+    ranges: list[tuple[int, int]],
+    *,
+    is_int8: bool,
+) -> Tensor:
+    """Several products with ranges of rows of one matrix, by the C kernels in one call.
+
+    Args:
+        inputs: f32 [tokens, columns] each, on the CPU.
+        weight: the matrix as stored.
+        ranges: first row and number of rows of each product.
+        is_int8: round the inputs to int8 first.
+
+    Returns:
+        f32 [tokens, sum of the numbers of rows], one product after another.
+    """
+    lib, ffi = library()
+    run, matrix = run_here(), matrix_of(weight)
+    inputs = [x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous() for x in inputs]
+    tokens, columns = inputs[0].shape
+    y = torch.empty(tokens, sum(rows for _, rows in ranges))
+    run.cdata.is_small = tokens <= SMALL_TOKENS
+    records = ffi.new("dk_input[]", len(inputs))
+    products = ffi.new("dk_product[]", len(inputs))
+    kept, column = [], 0
+    for index, (x, (first, rows)) in enumerate(zip(inputs, ranges, strict=True)):
+        record, product = records[index], products[index]
+        record.x, record.stride = ffi.cast("float *", x.data_ptr()), x.stride(0)
+        if is_int8:
+            memory = torch.empty(lib.dk_quantized_bytes(tokens, columns) + 63, dtype=torch.uint8)
+            start = pointer(memory) + -memory.data_ptr() % 64
+            run.check(lib.dk_quantize_rows(run.cdata, records + index, start, tokens, columns))
+            kept.append(memory)
+        product.y, product.y_stride = pointer(y) + column, y.shape[1]
+        product.w, product.first_row, product.rows = matrix, first, rows
+        product.x, product.tokens = records + index, tokens
+        column += rows
+    run.check(lib.dk_products(run.cdata, products, len(inputs)))
+    return y
 
 
 def _tiles(start: int, stop: int, columns: int) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,8 @@ from numeric import assert_close
 from edgedsv4.errors import ShapeError
 from edgedsv4.formats.block_types import BLOCK_TYPES
 from edgedsv4.kernels.grouped_output import grouped_output
-from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize
+from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize, round_activations
+from edgedsv4.kernels.quantize import encode_blocks
 
 
 def float_matrix(rows: int, columns: int) -> QuantMatrix:
@@ -31,11 +32,25 @@ def test_equals_the_block_diagonal_product(
 ) -> None:
     matrix = float_matrix(groups * rank, heads // groups * dim)
     outputs = torch.randn(9, heads, dim, generator=torch.Generator().manual_seed(1)).to(dtype)
-    got = grouped_output(outputs, matrix, groups)
     weights = block_diagonal(matrix, groups)
     if dtype == torch.bfloat16:
         weights = weights.to(dtype).double()
-    assert_close("projected", got, outputs.double().flatten(1) @ weights.T)
+    for backend in ("reference", "native") if dtype == torch.float32 else ("reference",):
+        got = grouped_output(outputs, matrix, groups, backend=backend)
+        assert_close(backend, got, outputs.double().flatten(1) @ weights.T)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 20])
+def test_int8_activations_are_the_same_for_all_backends(tokens: int) -> None:
+    numbers = torch.randn(3 * 10, 64, generator=torch.Generator().manual_seed(4))
+    data = encode_blocks(numbers.view(-1, 32), BLOCK_TYPES["Q8_0"]).view(30, -1)
+    matrix = QuantMatrix(BLOCK_TYPES["Q8_0"], 30, 64, data)
+    outputs = torch.randn(tokens, 6, 32, generator=torch.Generator().manual_seed(5))
+    rounded = round_activations(outputs.double())
+    reference = rounded.flatten(1) @ block_diagonal(matrix, 3).T
+    for backend in ("reference", "native"):
+        got = grouped_output(outputs, matrix, 3, backend=backend, activations="int8")
+        assert_close(backend, got, reference)
 
 
 def test_scales_shared_by_rows_of_two_groups_are_applied() -> None:

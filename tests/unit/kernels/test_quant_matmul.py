@@ -12,15 +12,19 @@ import torch
 from edgedsv4.errors import BackendUnavailableError, ShapeError, UnsupportedModelError
 from edgedsv4.formats.block_types import BLOCK_TYPES
 from edgedsv4.kernels import quant_matmul as module
+from edgedsv4.kernels.native.library import library
 from edgedsv4.kernels.quant_matmul import (
+    INT8_TYPES,
     QuantMatrix,
     dequantize,
     matrix_from_numpy,
     quant_matmul,
+    round_activations,
     tensor_from_numpy,
 )
 
 LIMITS = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 3.3e-3}
+BACKENDS = ("reference", "native")
 TYPES = ["F32", "F16", "BF16", "F64", "Q8_0", "MXFP4", "Q4_K", "Q2_K", "IQ2_XXS", "NVFP4"]
 
 
@@ -58,9 +62,10 @@ def assert_close(got: torch.Tensor, reference: torch.Tensor) -> None:
 
 def assert_is_product(x: torch.Tensor, weight: QuantMatrix) -> None:
     rounded = dequantize(weight, torch.float64).to(x.dtype).double()
-    got = quant_matmul(x, weight)
-    assert got.dtype == x.dtype
-    assert_close(got, x.double() @ rounded.T)
+    for backend in BACKENDS if x.dtype == torch.float32 else ("reference",):
+        got = quant_matmul(x, weight, backend=backend)
+        assert got.dtype == x.dtype
+        assert_close(got, x.double() @ rounded.T)
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
@@ -266,7 +271,7 @@ def test_the_workspace_stays_small_next_to_a_large_matrix() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_decode_rows", spy)
-        quant_matmul(torch.ones(1, 1 << 16), weight)
+        quant_matmul(torch.ones(1, 1 << 16), weight, backend="reference")
     assert sum(sizes) == 64 << 16
     assert max(sizes) * 8 <= 64 << 20
 
@@ -333,7 +338,65 @@ def test_types_without_a_decoder_are_refused() -> None:
         quant_matmul(torch.zeros(1, 2), weight)
 
 
-@pytest.mark.parametrize("backend", ["triton", "native"])
-def test_a_backend_that_cannot_run_is_never_replaced(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [("triton", torch.float32), ("native", torch.float64)]
+)
+def test_a_backend_that_cannot_run_is_never_replaced(backend: str, dtype: torch.dtype) -> None:
+    x = torch.zeros(1, 32, dtype=dtype)
     with pytest.raises(BackendUnavailableError, match=f"quant_matmul.*{backend}"):
-        quant_matmul(torch.zeros(1, 32), matrix("Q8_0", 1, 32), backend=backend)
+        quant_matmul(x, matrix("Q8_0", 1, 32), backend=backend)
+
+
+def test_auto_takes_the_c_kernels_for_float32_on_the_cpu() -> None:
+    x = torch.randn(20, 512, generator=torch.Generator().manual_seed(12))
+    weight = matrix("Q4_K", 33, 512)
+    assert torch.equal(quant_matmul(x, weight), quant_matmul(x, weight, backend="native"))
+    assert not torch.equal(quant_matmul(x, weight), quant_matmul(x, weight, backend="reference"))
+
+
+def test_columns_apart_in_memory_are_left_to_the_reference() -> None:
+    weight = torch.randn(5, 3, generator=torch.Generator().manual_seed(13)).T
+    x = torch.randn(2, 5, generator=torch.Generator().manual_seed(14))
+    assert_close(quant_matmul(x, weight), x.double() @ weight.double().T)
+    with pytest.raises(BackendUnavailableError):
+        quant_matmul(x, weight, backend="native")
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize("name", ["Q8_0", "NVFP4", "Q4_K"])
+def test_int8_activations_are_the_same_for_all_backends(name: str, tokens: int) -> None:
+    x = torch.randn(tokens, 512, generator=torch.Generator().manual_seed(15))
+    weight = matrix(name, 19, 512)
+    reference = round_activations(x).double() @ dequantize(weight, torch.float64).T
+    for backend in BACKENDS:
+        assert_close(quant_matmul(x, weight, backend=backend, activations="int8"), reference)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_int8_activations_do_not_change_products_of_other_types(backend: str) -> None:
+    x = torch.randn(4, 96, generator=torch.Generator().manual_seed(16))
+    weight = matrix("F16", 7, 96)
+    got = quant_matmul(x, weight, backend=backend, activations="int8")
+    assert torch.equal(got, quant_matmul(x, weight, backend=backend))
+
+
+def test_the_list_of_int8_types_is_that_of_the_c_kernels() -> None:
+    lib, _ = library()
+    numbers = {name: lib.dk_type_id(name.encode()) for name in BLOCK_TYPES}
+    assert {name for name, n in numbers.items() if n >= 0 and lib.dk_type_has_int8(n)} - {"F4"} == (
+        INT8_TYPES
+    )
+
+
+def test_rounded_activations_are_within_half_a_step_and_bad_groups_nan() -> None:
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(17), dtype=torch.float64)
+    x[1, 32:64] = 2.0**-120
+    x[2, 70] = torch.inf
+    rounded = round_activations(x)
+    steps = x.view(3, 3, 32).abs().amax(2, keepdim=True) / 127
+    error = (rounded - x).view(3, 3, 32).abs()
+    assert rounded.dtype == x.dtype
+    assert (error <= steps * (0.5 + 1e-5) + 2.0**-110)[torch.isfinite(error)].all()
+    assert (rounded[1, 32:64] == 0).all()
+    assert rounded[2, 64:].isnan().all()
+    assert rounded.isfinite().sum() == 8 * 32
