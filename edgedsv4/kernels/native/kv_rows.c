@@ -211,30 +211,58 @@ static void decode_fp4_scalar(float *y, const dk_rows *rows, int64_t row, int64_
 #ifdef DK_X86
 
 /* An e4m3 code moved into a half float stands for a number 2^8 times smaller, subnormals included. */
+DK_INLINE DK_AVX512 __m512 e4m3_as_half(__m128i codes)
+{
+    __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(half, _mm256_set1_epi16((short)0xbfff)));
+}
+
+DK_INLINE uint16_t first_lanes(int64_t count) { return (uint16_t)(count >= 16 ? 0xffff : (1 << count) - 1); }
+
+/* Part of a group, whatever it holds. */
+static DK_AVX512 void decode_e4m3_avx512(float *y, const uint8_t *data, int64_t count, uint8_t scale)
+{
+    const __m512 nan = _mm512_set1_ps(dk_float_of_bits(0x7fc00000u)), up = _mm512_set1_ps(256.0f);
+    for (int64_t i = 0; i < count; i += 16) {
+        __mmask16 mask = first_lanes(count - i);
+        __m128i codes = _mm_maskz_loadu_epi8(mask, data + i);
+        __m128i magnitude = _mm_and_si128(codes, _mm_set1_epi8(0x7f));
+        __mmask16 is_nan = _mm_cmpeq_epi8_mask(magnitude, _mm_set1_epi8(0x7f));
+        __m512 values = _mm512_mask_mov_ps(_mm512_mul_ps(e4m3_as_half(codes), up), is_nan, nan);
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_mul_ps(values, _mm512_set1_ps(dk_e8m0(scale))));
+    }
+}
+
 static DK_AVX512 void decode_fp8_avx512(float *y, const dk_rows *rows, int64_t row)
 {
     const uint8_t *data = rows->data + row * rows->data_stride;
     const uint8_t *scales = rows->scales + row * rows->scale_stride;
-    const __m512 nan = _mm512_set1_ps(dk_float_of_bits(0x7fc00000u)), up = _mm512_set1_ps(256.0f);
+    const __m512i seven = _mm512_set1_epi8(0x7f);
     int64_t plain = rows->width - rows->rope, i = 0;
-    for (; i < plain; i += 16) {
-        __mmask16 mask = plain - i >= 16 ? 0xffff : (__mmask16)((1u << (plain - i)) - 1);
-        __m128i codes = _mm_maskz_loadu_epi8(mask, data + i);
-        __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
-        half = _mm256_and_si256(half, _mm256_set1_epi16((short)0xbfff));
-        __m128i magnitude = _mm_and_si128(codes, _mm_set1_epi8(0x7f));
-        __mmask16 is_nan = _mm_cmpeq_epi8_mask(magnitude, _mm_set1_epi8(0x7f));
-        __m512 values = _mm512_mul_ps(_mm512_cvtph_ps(half), up);
-        values = _mm512_mask_mov_ps(values, is_nan, nan);
-        __m512 scale = _mm512_set1_ps(dk_e8m0(scales[i / DK_FP8_GROUP]));
-        _mm512_mask_storeu_ps(y + i, mask, _mm512_mul_ps(values, scale));
+    for (; i < plain; i += DK_FP8_GROUP) {
+        uint8_t scale = scales[i / DK_FP8_GROUP];
+        int is_whole = plain - i >= DK_FP8_GROUP && scale > 0 && scale < 247; /* 256 * scale is a float32 */
+        if (is_whole) {
+            __m512i magnitudes = _mm512_and_si512(_mm512_loadu_si512(data + i), seven);
+            is_whole = _mm512_cmpeq_epi8_mask(magnitudes, seven) == 0;
+        }
+        if (!is_whole) {
+            decode_e4m3_avx512(y + i, data + i, dk_min(DK_FP8_GROUP, plain - i), scale);
+            continue;
+        }
+        const __m512 factor = _mm512_set1_ps(dk_float_of_bits((uint32_t)(scale + 8) << 23));
+        for (int64_t j = i; j < i + DK_FP8_GROUP; j += 16) {
+            __m128i codes = _mm_loadu_si128((const __m128i *)(data + j));
+            _mm512_storeu_ps(y + j, _mm512_mul_ps(e4m3_as_half(codes), factor));
+        }
     }
-    for (i = 0; i < rows->rope; i += 16) {
-        __mmask16 mask = rows->rope - i >= 16 ? 0xffff : (__mmask16)((1u << (rows->rope - i)) - 1);
-        __m256i upper = _mm256_maskz_loadu_epi16(mask, data + plain + 2 * i);
+    for (i = 0; i + 16 <= rows->rope; i += 16) {
+        __m256i upper = _mm256_loadu_si256((const __m256i *)(data + plain + 2 * i));
         __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(upper), 16);
-        _mm512_mask_storeu_ps(y + plain + i, mask, _mm512_castsi512_ps(bits));
+        _mm512_storeu_ps(y + plain + i, _mm512_castsi512_ps(bits));
     }
+    for (; i < rows->rope; i++)
+        y[plain + i] = dk_bf16(dk_load16(data + plain + 2 * i));
 }
 
 static DK_AVX512 void decode_fp4_avx512(float *y, const dk_rows *rows, int64_t row)
