@@ -245,8 +245,10 @@ def round_activations(x: Tensor) -> Tensor:
     is_zero = largest < _INT8_TINIEST
     is_bad = ~torch.isfinite(largest)
     safe = torch.where(is_zero | is_bad, 1.0, largest)
-    q = torch.round(groups * (127.0 / safe)).to(x.dtype)
-    scale = torch.where(is_zero, 0.0, torch.where(is_bad, torch.nan, safe / 127.0))
+    # Tensors divide with one rounding; a number on the left would be a reciprocal and a product.
+    top = torch.full_like(safe, 127.0)
+    q = torch.round(groups * (top / safe)).to(x.dtype)
+    scale = torch.where(is_zero, 0.0, torch.where(is_bad, torch.nan, safe / top))
     return (q * scale.to(x.dtype)).flatten(-2)
 
 

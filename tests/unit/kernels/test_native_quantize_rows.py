@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from native_products import Rounded, activations, round_rows
+
+from edgedsv4.kernels.quant_matmul import round_activations
 
 pytestmark = pytest.mark.usefixtures("isa")
 TINIEST = np.float32(2.0**-110)
@@ -50,6 +53,14 @@ def test_every_magnitude_is_rounded_as_defined(magnitude: float) -> None:
     x = activations(3, 64) / 12
     with np.errstate(under="ignore"):
         assert_defined(round_rows((x * np.float32(magnitude)).astype(np.float32)))
+
+
+def test_the_python_reference_rounds_alike() -> None:
+    x = np.random.default_rng(4).standard_normal((3000, 320)).astype(np.float32)
+    rounded = round_rows(x)
+    scale = np.repeat(rounded.field("scale", np.float32, 32), 32, axis=1)
+    expected = rounded.field("q", np.int8, 1).astype(np.float32) * scale
+    np.testing.assert_array_equal(round_activations(torch.from_numpy(x)).numpy(), expected)
 
 
 def test_ties_go_to_even() -> None:
