@@ -287,8 +287,9 @@ static void check_decoding(int threads)
         dk_decode_row(floats(columns), &m, rows - 1, 0, columns);
         dk_decode_row(floats(columns / 3), &m, rows - 1, columns / 3 * 2, columns / 3);
         dk_embed(&run, floats(5 * columns), &m, ids, 5);
-        dk_unpack_row(scratch(columns + 64), scratch(columns / 4 + 64), scratch(columns / 4 + 64), &m, rows - 1,
-                      0, columns);
+        float *scale = scratch(columns / 4 + 64), *offset = scratch(columns / 4 + 64);
+        int group = dk_unpack_row(scratch(columns + 64), scale, offset, &m, rows - 1, 0, columns);
+        expect((group != 0) == (dk_type_has_int8(m.type) != 0), "an int8 form");
         free_all();
     }
 }

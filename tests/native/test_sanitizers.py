@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from native.compiling import HARNESS, compile_all, kernel_files, run
+from native.compiling import HARNESS, KERNELS, compile_all, kernel_files, run
 
 
 @pytest.mark.timeout(900)
@@ -19,6 +20,15 @@ def test_the_harness_runs_clean(sanitizer: str, tmp_path: Path) -> None:
     run(["gcc", *flags, *map(str, objects), "-o", str(program), "-lpthread", "-lm"])
     said = run([*launcher(program), str(program)])
     assert "scalar" in said.splitlines()
+
+
+def test_the_harness_calls_every_function() -> None:
+    header = re.sub(
+        r"/\*.*?\*/", "", (KERNELS / "kernels.h").read_text(encoding="utf-8"), flags=re.S
+    )
+    declared = set(re.findall(r"\b(dk_\w+)\(", header))
+    called = "".join(path.read_text(encoding="utf-8") for path in HARNESS.glob("*.c"))
+    assert not {name for name in declared if f"{name}(" not in called}
 
 
 def launcher(program: Path) -> list[str]:
