@@ -197,10 +197,14 @@ def test_a_bad_query_is_reported_and_makes_its_scores_nan(kind: int) -> None:
     assert scores[[0, 1, 3]][:, :90].isfinite().all()
 
 
-def test_a_key_that_is_nan_is_never_selected() -> None:
-    case = Case(3, 64, F32, 400, 6)
-    broken = case.keys.values()
-    broken[40, 3] = math.nan
+@pytest.mark.parametrize(("kind", "dim"), [(F32, 64), (FP4, 64), (FP4, 128)])
+def test_a_key_that_is_nan_is_never_selected(kind: int, dim: int) -> None:
+    case = Case(3, dim, kind, 400, 6)
+    data, scales = case.keys.parts
+    if kind == F32:
+        data.view(torch.float32)[40, 3] = math.nan
+    else:
+        scales[40, 1] = 0xFF
     ids, scores, _ = case.select()
     assert scores[:, 40].isnan().all()
     assert not ids.eq(40).any()
