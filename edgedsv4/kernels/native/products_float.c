@@ -30,6 +30,8 @@ static tile tile_at(scratch *s, const dk_product *p, const dk_block *b, int64_t 
 {
     const dk_matrix *w = p->w;
     int64_t row = p->first_row + first, columns = dk_min(DK_SLAB, w->columns - column);
+    for (int64_t r = 0; r < rows; r++)
+        dk_prefetch_columns(w, row + ROWS + r, column, columns);
     tile t = {s->lanes, &s->w[0][0], DK_SLAB, p->x->x + b->first_token * p->x->stride + column, p->x->stride, columns};
     if (w->type == DK_F32 && w->factor == 1.0f && ((uintptr_t)w->data | (uintptr_t)w->row_bytes) % 4 == 0) {
         t.w = (const float *)(w->data + row * w->row_bytes) + column;

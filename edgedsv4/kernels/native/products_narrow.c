@@ -134,6 +134,7 @@ DK_AVX2 DK_INLINE void rows_avx2(const dk_product *p, const dk_block *b, dk_unpa
         memset(lanes, 0, (size_t)b->tokens * sizeof *lanes);
         for (int64_t c = 0; c < columns; c += WIDTH) {
             int64_t width = dk_min(WIDTH, columns - c);
+            dk_prefetch_columns(p->w, p->first_row + r + 2, c, width);
             unpack(s.u, s.scale, s.offset, p->w, p->first_row + r, c, width);
             for (int64_t t = 0; t < b->tokens; t++) {
                 activations a = activations_at(p, b->first_token + t, c, group);
@@ -244,20 +245,19 @@ DK_VNNI DK_INLINE __m128 totals(const __m512 *lanes)
 DK_VNNI DK_INLINE void rows_vnni(const dk_product *p, const dk_block *b, dk_unpack_fn unpack, int group)
 {
     int64_t columns = p->w->columns;
-    int64_t slab_bytes = columns ? p->w->row_bytes * dk_min(WIDTH, columns) / columns : 0;
     slab s[ROWS];
     __m512 lanes[DK_NARROW_TOKENS][ROWS];
     for (int64_t first = b->first_row; first < b->first_row + b->rows; first += ROWS) {
         int64_t rows = dk_min(ROWS, b->first_row + b->rows - first);
-        const uint8_t *next = p->w->data + (p->first_row + first + ROWS) * p->w->row_bytes;
         for (int64_t t = 0; t < b->tokens; t++)
             for (int r = 0; r < ROWS; r++)
                 lanes[t][r] = _mm512_setzero_ps();
-        for (int64_t c = 0; c < columns; c += WIDTH, next += slab_bytes) {
+        for (int64_t c = 0; c < columns; c += WIDTH) {
             int64_t width = dk_min(WIDTH, columns - c);
             for (int64_t r = 0; r < rows; r++) {
-                dk_prefetch(next + r * p->w->row_bytes, slab_bytes);
-                unpack(s[r].u, s[r].scale, s[r].offset, p->w, p->first_row + first + r, c, width);
+                int64_t row = p->first_row + first + r;
+                dk_prefetch_columns(p->w, row + ROWS, c, width);
+                unpack(s[r].u, s[r].scale, s[r].offset, p->w, row, c, width);
             }
             for (int64_t t = 0; t < b->tokens; t++) {
                 activations a = activations_at(p, b->first_token + t, c, group);

@@ -33,8 +33,11 @@ static int64_t rows_at(const dk_block *b, int64_t first)
 static void unpack_rows(unpacked *s, const dk_product *p, dk_unpack_fn unpack, int64_t first, int64_t rows,
                         int64_t column, int64_t columns)
 {
-    for (int64_t r = 0; r < rows; r++)
-        unpack(s->u[r], s->scale[r], s->offset[r], p->w, p->first_row + first + r, column, columns);
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t row = p->first_row + first + r;
+        dk_prefetch_columns(p->w, row + ROWS, column, columns);
+        unpack(s->u[r], s->scale[r], s->offset[r], p->w, row, column, columns);
+    }
 }
 
 /* ---- AVX-512 with VNNI ---- */
