@@ -302,11 +302,13 @@ static void publish(int seats)
 {
     uint64_t job = (atomic_load_explicit(&pool.state, memory_order_relaxed) >> JOB_SHIFT) + 1;
     atomic_store(&pool.state, job << JOB_SHIFT | (uint64_t)seats << SEAT_SHIFT);
+    /* Nobody is inside, so whoever does not sleep is looking for a job. */
     int asleep = atomic_load(&pool.sleepers);
-    if (asleep == 0)
+    int missing = seats - (atomic_load(&pool.count) - asleep);
+    if (missing <= 0 || asleep == 0)
         return;
     pthread_mutex_lock(&pool.mutex);
-    for (int i = 0; i < asleep && i < seats; i++)
+    for (int i = 0; i < asleep && i < missing; i++)
         pthread_cond_signal(&pool.job_came);
     pthread_mutex_unlock(&pool.mutex);
 }
