@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "common.h"
+#include "native.h"
 
 /* Memory of this size exactly, until free_all; filled with small random floats, or bytes. */
 float *floats(int64_t count);

@@ -3,7 +3,7 @@
 #ifndef EDGEDSV4_ATTEND_TILE_H
 #define EDGEDSV4_ATTEND_TILE_H
 
-#include "common.h"
+#include "native.h"
 
 enum { DK_TILE_ROWS = 64 };
 #define DK_MINUS_INFINITY dk_float_of_bits(0xff800000u)

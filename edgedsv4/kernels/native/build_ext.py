@@ -22,7 +22,7 @@ ffibuilder.cdef(_HEADER)
 ffibuilder.cdef('extern "Python" int dk_ask_python(void *data);')
 ffibuilder.set_source(
     "edgedsv4.kernels.native._kernels",
-    '#include "common.h"\n',
+    '#include "native.h"\n',
     # Relative to setup.py, as setuptools wants it.
     sources=[f"edgedsv4/kernels/native/{name}" for name in _FILES],
     depends=[f"edgedsv4/kernels/native/{name}" for name in _HEADERS],

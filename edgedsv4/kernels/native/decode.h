@@ -6,7 +6,7 @@
 #ifndef EDGEDSV4_DECODE_H
 #define EDGEDSV4_DECODE_H
 
-#include "common.h"
+#include "native.h"
 
 /* Elements [first_column, first_column + columns) of a row, scales and factor applied. */
 typedef void (*dk_decode_fn)(float *y, const dk_matrix *w, int64_t row, int64_t first_column,

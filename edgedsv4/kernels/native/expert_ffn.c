@@ -4,7 +4,7 @@
  * gathering, its slots are the groups. Whatever the grouping, a pair's row goes through the same
  * operations, and a token adds its slots in their order, then the shared expert. */
 
-#include "common.h"
+#include "native.h"
 #include "layer.h"
 
 typedef struct {

@@ -1,6 +1,6 @@
 /* Into the layers and out of them: embedding, the draft block's entrance, the output head. */
 
-#include "common.h"
+#include "native.h"
 #include "layer.h"
 
 static void lay_out(dk_buffers *b, const dk_run *run, const dk_network *network, const dk_step *step)

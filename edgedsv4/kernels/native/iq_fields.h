@@ -3,7 +3,7 @@
 #ifndef EDGEDSV4_IQ_FIELDS_H
 #define EDGEDSV4_IQ_FIELDS_H
 
-#include "common.h"
+#include "native.h"
 
 #define DK_HIDDEN __attribute__((visibility("hidden")))
 

@@ -1,6 +1,6 @@
 /* Which instruction set the kernels use: the best of this machine, or a lower one for tests. */
 
-#include "common.h"
+#include "native.h"
 
 int dk_level = DK_LEVEL_SCALAR;
 

@@ -1,7 +1,7 @@
 /* The native kernels: every function that Python calls, and the records that pass between them.
  *
  * Parsed by cffi as it stands, so there is no preprocessor line in this file; what only C needs is in
- * common.h. Functions take outputs first. Sizes and strides are in elements unless their name says
+ * native.h. Functions take outputs first. Sizes and strides are in elements unless their name says
  * bytes. Nothing here allocates, prints or keeps state but the thread pool (threads.c) and the chosen
  * instruction set (isa.c). Callers have checked shapes and ranges; C checks none. Float arrays are
  * float32, aligned to 4; stored weights may lie at any address. Functions that return int return 0, or

@@ -3,7 +3,7 @@
  * A layer has three parts; dk_step says which comes next, so a call goes on where the last one paused.
  * New rows of the rings wait in the working memory until dk_commit: a chunk that fails changes nothing. */
 
-#include "common.h"
+#include "native.h"
 #include "layer.h"
 
 static int64_t aligned(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }

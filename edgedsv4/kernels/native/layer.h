@@ -3,7 +3,7 @@
 #ifndef EDGEDSV4_LAYER_H
 #define EDGEDSV4_LAYER_H
 
-#include "common.h"
+#include "native.h"
 
 /* Where everything of a chunk lies in its working memory. The parts of attention, experts and draft come
  * one after another in time and share their place. */

@@ -3,7 +3,7 @@
  * Everything that multiplies the sublayer's input stands in one list of products with one int8 form of
  * it; compression comes before attention, since a query sees rows that its own chunk completes. */
 
-#include "common.h"
+#include "native.h"
 #include "layer.h"
 
 enum { MAX_INPUT_PRODUCTS = 7 };

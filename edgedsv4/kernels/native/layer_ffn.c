@@ -1,6 +1,6 @@
 /* The experts of one layer: router, choice, products, and the streams after them. */
 
-#include "common.h"
+#include "native.h"
 #include "layer.h"
 
 int dk_layer_route(dk_run *run, const dk_network *network, const dk_layer *layer, const dk_step *step,

@@ -6,7 +6,7 @@
 #ifndef EDGEDSV4_PRODUCTS_H
 #define EDGEDSV4_PRODUCTS_H
 
-#include "common.h"
+#include "native.h"
 #include "unpack.h"
 
 typedef struct {

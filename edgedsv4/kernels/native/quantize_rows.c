@@ -5,7 +5,7 @@
  * without their sign: there NaN and infinity are larger than every number.
  */
 
-#include "common.h"
+#include "native.h"
 
 enum { GROUP = 32, ELEMENTS_PER_TASK = 1 << 15 };
 #define INFINITY_BITS 0x7f800000u

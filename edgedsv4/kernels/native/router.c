@@ -1,6 +1,6 @@
 /* Expert routing: the k experts with the largest p + bias, p = sqrt(softplus(logits)), and their weights. */
 
-#include "common.h"
+#include "native.h"
 
 typedef struct {
     int32_t *ids;

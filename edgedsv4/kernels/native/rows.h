@@ -3,7 +3,7 @@
 #ifndef EDGEDSV4_ROWS_H
 #define EDGEDSV4_ROWS_H
 
-#include "common.h"
+#include "native.h"
 
 enum { DK_ROWS_F32 = 0, DK_ROWS_FP8 = 1, DK_ROWS_FP4 = 2 };
 enum { DK_FP8_GROUP = 64, DK_FP4_GROUP = 32 };

@@ -3,7 +3,7 @@
 #ifndef EDGEDSV4_SELECT_TOP_H
 #define EDGEDSV4_SELECT_TOP_H
 
-#include "common.h"
+#include "native.h"
 
 /* Write the ids of the `top` largest of `count` scores in ascending order, then -1. Equal scores go to the
  * lower row, -0 equals 0, NaN counts as -inf, and -inf is never taken. The scores are overwritten. */

@@ -6,7 +6,7 @@
  * work spins for some microseconds, since the next operation of a token follows at once, and then sleeps.
  * Where spinning threads get interrupted, there are more runnable threads than CPUs: all sleep at once. */
 
-#include "common.h"
+#include "native.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "common.h"
+#include "native.h"
 
 /* Groups of elements [first_column, first_column + columns) of one row; both are multiples of the block
  * and of 32. Fills u [columns], scale and offset [columns / group]; scratch is aligned to 64 bytes and

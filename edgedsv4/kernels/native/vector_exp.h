@@ -3,7 +3,7 @@
 #ifndef EDGEDSV4_VECTOR_EXP_H
 #define EDGEDSV4_VECTOR_EXP_H
 
-#include "common.h"
+#include "native.h"
 
 /* exp(x) within 2 units in the last place for x <= 88; 0 below -87.3, where it would be subnormal; NaN
  * stays NaN. x = n ln 2 + r with |r| <= 0.35, exp(r) by its series up to r^7. */

@@ -6,7 +6,7 @@
 #ifndef EDGEDSV4_WIDE_H
 #define EDGEDSV4_WIDE_H
 
-#include "common.h"
+#include "native.h"
 
 enum { DK_WIDE = 8 };
 

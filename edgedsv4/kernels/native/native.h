@@ -4,8 +4,8 @@
  * the DK_... attributes, and is called only when dk_level allows it. Functions with different attributes are
  * not inlined into each other, so a whole loop stands inside one such function. */
 
-#ifndef EDGEDSV4_COMMON_H
-#define EDGEDSV4_COMMON_H
+#ifndef EDGEDSV4_NATIVE_H
+#define EDGEDSV4_NATIVE_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
