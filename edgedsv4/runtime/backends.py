@@ -37,6 +37,7 @@ OPERATIONS = (
     "hadamard",
     "index_scores",
     "index_topk",
+    "kv_quant",
     "mhc",
     "quant_matmul",
     "rms_norm",
