@@ -183,7 +183,7 @@ def best_peers(
     for name, variant in VARIANTS.items():
         peer = Peer(setup, variant)
         jobs = _peer_jobs(setup, {"prefill": peer, "decode": peer}, ids)
-        found = {work: min(job() for _ in range(3)) for work, job in jobs.items()}
+        found = {work: min(job() for _ in range(2)) for work, job in jobs.items()}
         rates = {work: _tokens(setup, work) / seconds for work, seconds in found.items()}
         say(f"peer, {name}: " + ", ".join(f"{work} {rate:.1f}" for work, rate in rates.items()))
         for work, rate in rates.items():
