@@ -33,9 +33,8 @@ extern const dk_decoder dk_decode_q2_k, dk_decode_q3_k, dk_decode_q4_k, dk_decod
 extern const dk_decoder dk_decode_iq4_xs, dk_decode_iq2_xxs, dk_decode_iq2_xs, dk_decode_iq2_s;
 extern const dk_decoder dk_decode_iq3_xxs, dk_decode_iq3_s, dk_decode_iq1_s, dk_decode_iq1_m;
 
-/* Code book of IQ4_NL and IQ4_XS, and twice the E2M1 values as ggml has them (code 8 is +0). */
+/* Code book of IQ4_NL and IQ4_XS. */
 extern const int8_t dk_iq4_values[16] __attribute__((visibility("hidden")));
-extern const int8_t dk_twice_e2m1[16] __attribute__((visibility("hidden")));
 
 /* Multiply a decoded row by w->factor, unless it is 1. */
 void dk_apply_factor(float *y, const dk_matrix *w, int64_t columns);

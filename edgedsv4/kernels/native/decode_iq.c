@@ -6,28 +6,26 @@
 
 /* ---- from fields to elements: sign * grid * scale, 16 elements at a time ---- */
 
+DK_INLINE void biased_eight(float *restrict y, uint64_t values, uint8_t sign, float scale)
+{
+    uint64_t biased = dk_biased_eight(values, sign, 64);
+    uint8_t u[8];
+    memcpy(u, &biased, sizeof u);
+    for (int i = 0; i < 8; i++)
+        y[i] = (float)(u[i] - 64) * scale;
+}
+
 DK_INLINE void eights(float *restrict y, const dk_iq_fields *f, const uint64_t *grid, int group)
 {
-    for (int t = 0; t < 32; t++) {
-        int8_t values[8];
-        memcpy(values, grid + dk_index(f, t), sizeof values);
-        for (int i = 0; i < 8; i++) {
-            int value = f->sign[t] >> i & 1 ? -values[i] : values[i];
-            y[8 * t + i] = (float)value * f->scale[8 * t / group];
-        }
-    }
+    for (int t = 0; t < 32; t++)
+        biased_eight(y + 8 * t, grid[dk_index(f, t)], f->sign[t], f->scale[8 * t / group]);
 }
 
 DK_INLINE void fours(float *restrict y, const dk_iq_fields *f, const uint32_t *grid, int group)
 {
     for (int t = 0; t < 32; t++) {
-        int8_t values[8];
-        memcpy(values, grid + dk_index(f, 2 * t), 4);
-        memcpy(values + 4, grid + dk_index(f, 2 * t + 1), 4);
-        for (int i = 0; i < 8; i++) {
-            int value = f->sign[t] >> i & 1 ? -values[i] : values[i];
-            y[8 * t + i] = (float)value * f->scale[8 * t / group];
-        }
+        uint64_t values = grid[dk_index(f, 2 * t)] | (uint64_t)grid[dk_index(f, 2 * t + 1)] << 32;
+        biased_eight(y + 8 * t, values, f->sign[t], f->scale[8 * t / group]);
     }
 }
 

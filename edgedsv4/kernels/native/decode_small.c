@@ -4,7 +4,6 @@
 #include "decode_groups.h"
 
 const int8_t dk_iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-const int8_t dk_twice_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 /* ---- plain blocks: d scale, m offset, q stored integers; elements 0-15 are low nibbles, 16-31 high ---- */
 
@@ -108,13 +107,31 @@ DK_INLINE float half_power(uint8_t byte)
     return dk_float_of_bits(byte < 2 ? 0x00200000u << byte : (uint32_t)(byte - 1) << 23);
 }
 
+/* Twice the E2M1 numbers of codes 0..15, as ggml has them (code 8 is +0): 0 1 2 3 4 6 8 12 and negatives.
+ * Arithmetic in place of a table, so that loops become vectors. */
+DK_INLINE int8_t twice_e2m1(uint8_t code)
+{
+    int8_t m = code & 7, sign = (int8_t)-(code >> 3);
+    int8_t value = (int8_t)(m + ((m - 4) & -(m > 3)) + ((2 * m - 12) & -(m > 5)));
+    return (int8_t)((value ^ sign) - sign);
+}
+
+/* n codes of low nibbles, then n of high ones. */
+DK_INLINE void e2m1_values(int8_t *restrict values, const uint8_t *q, int n)
+{
+    for (int i = 0; i < n; i++) {
+        values[i] = twice_e2m1(q[i] & 15);
+        values[n + i] = twice_e2m1(q[i] >> 4);
+    }
+}
+
 DK_INLINE void mxfp4_block(float *restrict y, const uint8_t *p)
 {
+    int8_t values[32];
     float scale = half_power(p[0]);
-    for (int i = 0; i < 16; i++) {
-        y[i] = (float)dk_twice_e2m1[p[1 + i] & 15] * scale;
-        y[16 + i] = (float)dk_twice_e2m1[p[1 + i] >> 4] * scale;
-    }
+    e2m1_values(values, p + 1, 16);
+    for (int i = 0; i < 32; i++)
+        y[i] = (float)values[i] * scale;
 }
 
 /* Half a scale of NVFP4, to go with doubled values: unsigned E4M3 whose top bit is ignored, but 0x7f is 0. */
@@ -128,12 +145,13 @@ DK_INLINE float half_nvfp4_scale(uint8_t byte)
 
 DK_INLINE void nvfp4_block(float *restrict y, const uint8_t *p)
 {
+    int8_t values[64]; /* low nibbles of all 32 bytes, then high ones */
+    e2m1_values(values, p + 4, 32);
     for (int j = 0; j < 4; j++) {
         float scale = half_nvfp4_scale(p[j]);
-        const uint8_t *q = p + 4 + 8 * j;
         for (int i = 0; i < 8; i++) {
-            y[16 * j + i] = (float)dk_twice_e2m1[q[i] & 15] * scale;
-            y[16 * j + 8 + i] = (float)dk_twice_e2m1[q[i] >> 4] * scale;
+            y[16 * j + i] = (float)values[8 * j + i] * scale;
+            y[16 * j + 8 + i] = (float)values[32 + 8 * j + i] * scale;
         }
     }
 }

@@ -47,6 +47,15 @@ DK_INLINE uint32_t dk_index(const dk_iq_fields *f, int t)
     return f->bytes != NULL ? f->bytes[t + t / 4 * f->gap] : f->index[t];
 }
 
+/* Eight values of a grid (all positive, at most `bias`) with their signs, plus bias: unsigned bytes. */
+DK_INLINE uint64_t dk_biased_eight(uint64_t values, uint8_t sign, uint64_t bias)
+{
+    const uint64_t every_byte = 0x0101010101010101;
+    uint64_t bits = sign * every_byte & 0x8040201008040201; /* bit i in byte i */
+    uint64_t negative = ((bits + 0x7f * every_byte) >> 7 & every_byte) * 0xff;
+    return bias * every_byte + (values & ~negative) - (values & negative);
+}
+
 DK_INLINE void dk_stored_indices(dk_iq_fields *f, const uint8_t *bytes, int gap)
 {
     f->bytes = bytes;

@@ -45,25 +45,20 @@ DK_INLINE void group_scales(float *restrict scale, float *restrict offset, const
         offset[j] = -bias * f->scale[j];
 }
 
-DK_INLINE void signed_bytes(uint8_t *restrict u, uint64_t values, uint8_t sign, int bias)
-{
-    for (int i = 0; i < 8; i++) {
-        int value = (int8_t)(values >> 8 * i);
-        u[i] = (uint8_t)(bias + (sign >> i & 1 ? -value : value));
-    }
-}
-
 DK_INLINE void eights(uint8_t *restrict u, const dk_iq_fields *f, const uint64_t *grid, int bias)
 {
-    for (int t = 0; t < 32; t++)
-        signed_bytes(u + 8 * t, grid[dk_index(f, t)], f->sign[t], bias);
+    for (int t = 0; t < 32; t++) {
+        uint64_t biased = dk_biased_eight(grid[dk_index(f, t)], f->sign[t], (uint64_t)bias);
+        memcpy(u + 8 * t, &biased, sizeof biased);
+    }
 }
 
 DK_INLINE void fours(uint8_t *restrict u, const dk_iq_fields *f, const uint32_t *grid, int bias)
 {
     for (int t = 0; t < 32; t++) {
         uint64_t values = grid[dk_index(f, 2 * t)] | (uint64_t)grid[dk_index(f, 2 * t + 1)] << 32;
-        signed_bytes(u + 8 * t, values, f->sign[t], bias);
+        uint64_t biased = dk_biased_eight(values, f->sign[t], (uint64_t)bias);
+        memcpy(u + 8 * t, &biased, sizeof biased);
     }
 }
 

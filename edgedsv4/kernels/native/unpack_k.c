@@ -34,12 +34,12 @@ DK_INLINE void q2_k_plain(uint8_t *restrict u, float *restrict scale, float *res
 {
     float d = dk_half(p + 80) * factor, m = dk_half(p + 82) * factor;
     for (int j = 0; j < 16; j++) {
-        const uint8_t *q = p + 16 + 32 * (j >> 3) + 16 * (j & 1);
         scale[j] = (float)(p[j] & 15) * d;
         offset[j] = (float)(p[j] >> 4) * -m;
-        for (int i = 0; i < 16; i++)
-            u[16 * j + i] = q[i] >> (j & 6) & 3;
     }
+    for (int j = 0; j < 8; j++)
+        for (int i = 0; i < 32; i++)
+            u[32 * j + i] = p[16 + 32 * (j >> 2) + i] >> 2 * (j & 3) & 3;
 }
 
 DK_INLINE void q3_k_plain(uint8_t *restrict u, float *restrict scale, float *restrict offset,
@@ -49,12 +49,14 @@ DK_INLINE void q3_k_plain(uint8_t *restrict u, float *restrict scale, float *res
     uint64_t words[2];
     q3_k_scales(p + 96, words);
     for (int j = 0; j < 16; j++) {
-        const uint8_t *third = p + 16 * (j & 1), *q = p + 32 + 32 * (j >> 3) + 16 * (j & 1);
         scale[j] = (float)((int)(words[j >> 3] >> 8 * (j & 7) & 255) - 32) * d;
         offset[j] = -4.0f * scale[j];
-        for (int i = 0; i < 16; i++)
-            u[16 * j + i] = (uint8_t)((q[i] >> (j & 6) & 3) | (third[i] >> (j >> 1) & 1) << 2);
     }
+    for (int j = 0; j < 8; j++)
+        for (int i = 0; i < 32; i++) {
+            uint8_t low = p[32 + 32 * (j >> 2) + i] >> 2 * (j & 3) & 3;
+            u[32 * j + i] = (uint8_t)(low | (p[i] >> j & 1) << 2);
+        }
 }
 
 DK_INLINE void q4_k_plain(uint8_t *restrict u, float *restrict scale, float *restrict offset,
