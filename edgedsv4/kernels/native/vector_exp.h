@@ -10,7 +10,12 @@
 DK_INLINE float dk_exp(float x)
 {
     const float magic = 0x1.8p23f; /* its last place is 1: adding it rounds to an integer */
-    float clamped = x < -87.3f ? -87.3f : x;
+    const uint32_t lowest = 0xc2ae999a; /* -87.3 */
+    /* All ones where x < -87.3. Integers, because compilers keep comparisons that may trap, and branches,
+     * out of vector code. */
+    int32_t bits = (int32_t)dk_bits_of_float(x);
+    uint32_t is_low = -(uint32_t)((bits > (int32_t)lowest) & (bits <= (int32_t)0xff800000u));
+    float clamped = dk_float_of_bits(((uint32_t)bits & ~is_low) | (lowest & is_low));
     float shifted = clamped * 0x1.715476p0f + magic;
     float n = shifted - magic;
     float r = clamped - n * 0x1.62e4p-1f; /* exact: the constant has 15 bits */
@@ -22,8 +27,8 @@ DK_INLINE float dk_exp(float x)
     tail = 0.5f + r * tail;
     float value = 1.0f + (r + r * r * tail);
     uint32_t exponent = (dk_bits_of_float(shifted) - dk_bits_of_float(magic) + 127) << 23;
-    float result = value * dk_float_of_bits(exponent);
-    return x < -87.3f ? 0.0f : result;
+    uint32_t result = dk_bits_of_float(value * dk_float_of_bits(exponent));
+    return dk_float_of_bits(result & ~is_low);
 }
 
 #endif
