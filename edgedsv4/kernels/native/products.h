@@ -29,6 +29,9 @@ enum { DK_SLAB = 512 };
 void dk_narrow_scalar(const dk_product *p, const dk_block *b);
 void dk_narrow_avx2(const dk_product *p, const dk_block *b);
 void dk_narrow_vnni(const dk_product *p, const dk_block *b);
+/* The same for one token and types that need no scratch (products_single.c); the same bits. */
+int dk_has_single(const dk_product *p);
+void dk_single_vnni(const dk_product *p, const dk_block *b);
 /* int8, 16 rows interleaved (products_wide.c): many tokens. */
 void dk_wide_avx2(const dk_product *p, const dk_block *b);
 void dk_wide_vnni(const dk_product *p, const dk_block *b);
@@ -49,8 +52,9 @@ DK_INLINE dk_unpack_fn dk_unpack_of(const dk_unpacker *unpacker)
     return unpacker->scalar;
 }
 
-/* Ask for columns of a row that will be needed soon, into the second level: filling the first stalled the loads
- * that were under way (Zen 4: 45 % of the memory rate instead of 85 %). Harmless past the end of the matrix. */
+/* Ask for columns of a row that will be needed soon, into the second level: filling the first stalled the
+ * loads that were under way (Zen 4: 45 % of the memory rate instead of 85 %). Harmless past the end of the
+ * matrix. */
 DK_INLINE void dk_prefetch_columns(const dk_matrix *w, int64_t row, int64_t column, int64_t columns)
 {
     /* 16.16 fixed point: bytes per column. */

@@ -1,5 +1,5 @@
-/* float32 products: a slab of eight rows is decoded to a cache-resident scratch and multiplied with all tokens
- * of the block.
+/* float32 products: a slab of eight rows is decoded to a cache-resident scratch and multiplied with all
+ * tokens of the block.
  *
  * Sixteen lanes per (row, token): lane i adds, in order, the products of columns i, i + 16, i + 32 ... That
  * order is the same for every shape of tile, so a result does not depend on what else is computed. AVX2 holds
@@ -26,13 +26,15 @@ typedef struct {
 } tile;
 
 /* Decode columns of `rows` rows and return where they stand; float32 is used in place. */
-static tile tile_at(scratch *s, const dk_product *p, const dk_block *b, int64_t first, int64_t rows, int64_t column)
+static tile tile_at(scratch *s, const dk_product *p, const dk_block *b, int64_t first, int64_t rows,
+                    int64_t column)
 {
     const dk_matrix *w = p->w;
     int64_t row = p->first_row + first, columns = dk_min(DK_SLAB, w->columns - column);
     for (int64_t r = 0; r < rows; r++)
         dk_prefetch_columns(w, row + ROWS + r, column, columns);
-    tile t = {s->lanes, &s->w[0][0], DK_SLAB, p->x->x + b->first_token * p->x->stride + column, p->x->stride, columns};
+    tile t = {s->lanes,     &s->w[0][0], DK_SLAB, p->x->x + b->first_token * p->x->stride + column,
+              p->x->stride, columns};
     if (w->type == DK_F32 && w->factor == 1.0f && ((uintptr_t)w->data | (uintptr_t)w->row_bytes) % 4 == 0) {
         t.w = (const float *)(w->data + row * w->row_bytes) + column;
         t.w_stride = w->row_bytes / 4;
@@ -114,9 +116,9 @@ DK_AVX2 DK_INLINE void add_avx2(const tile *a, int64_t row, int64_t token, const
             __m256i kept = _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)(a->columns - c) - 8 * h), lane);
 #pragma GCC unroll 6
             for (int i = 0; i < rows * tokens; i++)
-                sum[i][h] = _mm256_fmadd_ps(_mm256_maskload_ps(w + i / tokens * a->w_stride + c + 8 * h, kept),
-                                            _mm256_maskload_ps(x + i % tokens * a->x_stride + c + 8 * h, kept),
-                                            sum[i][h]);
+                sum[i][h] = _mm256_fmadd_ps(
+                    _mm256_maskload_ps(w + i / tokens * a->w_stride + c + 8 * h, kept),
+                    _mm256_maskload_ps(x + i % tokens * a->x_stride + c + 8 * h, kept), sum[i][h]);
         }
     }
 #pragma GCC unroll 6
@@ -179,7 +181,8 @@ DK_AVX2 void dk_float_avx2(const dk_product *p, const dk_block *b)
 /* ---- AVX-512 ---- */
 
 /* `rows` x `tokens` sums, both constants, at most 24. */
-DK_AVX512 DK_INLINE void add_avx512(const tile *a, int64_t row, int64_t token, const int rows, const int tokens)
+DK_AVX512 DK_INLINE void add_avx512(const tile *a, int64_t row, int64_t token, const int rows,
+                                    const int tokens)
 {
     __m512 sum[24];
     const float *w = a->w + row * a->w_stride, *x = a->x + token * a->x_stride;

@@ -102,7 +102,8 @@ DK_AVX2 DK_INLINE void offsets_avx2(lanes_avx2 *l, const float *offset, const fl
     }
 }
 
-DK_AVX2 DK_INLINE void dot_avx2(lanes_avx2 *l, const slab *s, const activations *a, int64_t columns, int group)
+DK_AVX2 DK_INLINE void dot_avx2(lanes_avx2 *l, const slab *s, const activations *a, int64_t columns,
+                                int group)
 {
     for (int64_t first = 0; first < columns; first += 16 * group) {
         int64_t end = dk_min(first + 16 * group, columns);
@@ -193,7 +194,8 @@ DK_VNNI DK_INLINE void dot_vnni(__m512 *lanes, const slab *s, const activations 
         own[r] = lanes[r];
     int64_t c = 0;
     for (; c + 16 * group <= columns; c += 16 * group) {
-        __m512 x = token_scales(a->scale + c / 32, group, 0xffff), sums = _mm512_loadu_ps(a->sums + c / group);
+        __m512 x = token_scales(a->scale + c / 32, group, 0xffff),
+               sums = _mm512_loadu_ps(a->sums + c / group);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             scales[r] = _mm512_mul_ps(_mm512_load_ps(s[r].scale + c / group), x);
@@ -210,7 +212,8 @@ DK_VNNI DK_INLINE void dot_vnni(__m512 *lanes, const slab *s, const activations 
     }
     if (c < columns) {
         __mmask16 kept = (__mmask16)((1u << ((columns - c) / group)) - 1);
-        __m512 x = token_scales(a->scale + c / 32, group, kept), sums = _mm512_maskz_loadu_ps(kept, a->sums + c / group);
+        __m512 x = token_scales(a->scale + c / 32, group, kept),
+               sums = _mm512_maskz_loadu_ps(kept, a->sums + c / group);
         for (int r = 0; r < rows; r++) {
             scales[r] = _mm512_mul_ps(_mm512_maskz_loadu_ps(kept, s[r].scale + c / group), x);
             own[r] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(kept, s[r].offset + c / group), sums, own[r]);
@@ -219,7 +222,8 @@ DK_VNNI DK_INLINE void dot_vnni(__m512 *lanes, const slab *s, const activations 
             __mmask64 bytes = columns - c >= CHUNK ? ~(__mmask64)0 : (__mmask64)0xffffffff;
             __m512i q = _mm512_maskz_loadu_epi8(bytes, a->q + c);
             for (int r = 0; r < rows; r++)
-                own[r] = add_chunk(own[r], _mm512_load_si512(s[r].u + c), q, scales[r], places_of_chunk(i, group));
+                own[r] =
+                    add_chunk(own[r], _mm512_load_si512(s[r].u + c), q, scales[r], places_of_chunk(i, group));
         }
     }
 #pragma GCC unroll 4

@@ -64,8 +64,10 @@ DK_VNNI DK_INLINE void transpose_16(void *to, const void *from, int64_t stride)
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
-        __m512i low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88), low2 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
-        __m512i high = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd), high2 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+        __m512i low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88),
+                low2 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
+        __m512i high = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd),
+                high2 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
         uint8_t *out = (uint8_t *)to + 64 * j;
         _mm512_store_si512(out, _mm512_shuffle_i32x4(low, low2, 0x88));
         _mm512_store_si512(out + 256, _mm512_shuffle_i32x4(high, high2, 0x88));
@@ -128,8 +130,8 @@ DK_VNNI DK_INLINE void add_half(float (*acc)[ROWS], const interleaved *s, int64_
 }
 
 /* 64 columns whose groups are 32 wide: half the traffic of the sums. */
-DK_VNNI DK_INLINE void add_64(float (*acc)[ROWS], const interleaved *s, int64_t c, const dk_product *p, int64_t token,
-                              int64_t tokens, int64_t column)
+DK_VNNI DK_INLINE void add_64(float (*acc)[ROWS], const interleaved *s, int64_t c, const dk_product *p,
+                              int64_t token, int64_t tokens, int64_t column)
 {
     int64_t columns = p->w->columns, groups = columns / 32;
     const int8_t *q = p->x->q + token * columns + column;
@@ -140,7 +142,8 @@ DK_VNNI DK_INLINE void add_64(float (*acc)[ROWS], const interleaved *s, int64_t 
     for (int k = 0; k < 16; k++)
         w[k] = _mm512_load_si512(s->u[c / 4 + k]);
     const __m512 scale = _mm512_load_ps(s->scale[c / 32]), offset = _mm512_load_ps(s->offset[c / 32]);
-    const __m512 scale2 = _mm512_load_ps(s->scale[c / 32 + 1]), offset2 = _mm512_load_ps(s->offset[c / 32 + 1]);
+    const __m512 scale2 = _mm512_load_ps(s->scale[c / 32 + 1]),
+                 offset2 = _mm512_load_ps(s->offset[c / 32 + 1]);
     for (int64_t t = 0; t < tokens; t++, q += columns, x += groups, sums += groups) {
         __builtin_prefetch(q + 6 * columns, 0, 3);
         __m512i dot = _mm512_setzero_si512(), dot2 = dot;
@@ -159,8 +162,8 @@ DK_VNNI DK_INLINE void add_64(float (*acc)[ROWS], const interleaved *s, int64_t 
     }
 }
 
-DK_VNNI DK_INLINE void add_slab(float (*acc)[ROWS], const interleaved *s, const dk_product *p, const dk_block *b,
-                                int64_t column, int64_t columns, int group)
+DK_VNNI DK_INLINE void add_slab(float (*acc)[ROWS], const interleaved *s, const dk_product *p,
+                                const dk_block *b, int64_t column, int64_t columns, int group)
 {
     int64_t c = 0;
     for (; group == 32 && c + 64 <= columns; c += 64)
@@ -191,7 +194,8 @@ DK_VNNI void dk_wide_vnni(const dk_product *p, const dk_block *b)
         }
         __mmask16 kept = (__mmask16)((1u << rows) - 1);
         for (int64_t t = 0; t < b->tokens; t++)
-            _mm512_mask_storeu_ps(p->y + (b->first_token + t) * p->y_stride + first, kept, _mm512_load_ps(acc[t]));
+            _mm512_mask_storeu_ps(p->y + (b->first_token + t) * p->y_stride + first, kept,
+                                  _mm512_load_ps(acc[t]));
     }
 }
 

@@ -60,7 +60,7 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
     s->fn = dk_narrow_scalar;
 #if defined(DK_X86)
     if (has_vnni)
-        s->fn = dk_narrow_vnni;
+        s->fn = dk_has_single(p) ? dk_single_vnni : dk_narrow_vnni;
     else if (is_vector)
         s->fn = dk_narrow_avx2;
 #endif

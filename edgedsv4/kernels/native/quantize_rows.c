@@ -76,7 +76,8 @@ DK_AVX2 static uint32_t largest_of_8(__m256i bits)
     return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-DK_AVX2 static void row_avx2(int8_t *q, float *scale, float *sum32, float *sum16, const float *x, int64_t columns)
+DK_AVX2 static void row_avx2(int8_t *q, float *scale, float *sum32, float *sum16, const float *x,
+                             int64_t columns)
 {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);

@@ -28,7 +28,11 @@ typedef struct {
 
 extern const dk_unpacker dk_unpack_q8_0, dk_unpack_q4_0, dk_unpack_mxfp4, dk_unpack_nvfp4, dk_unpack_fp4_e2m1;
 extern const dk_unpacker dk_unpack_q2_k, dk_unpack_q3_k, dk_unpack_q4_k, dk_unpack_q5_k, dk_unpack_q6_k;
-extern const dk_unpacker dk_unpack_iq2_xxs, dk_unpack_iq2_xs, dk_unpack_iq3_xxs, dk_unpack_iq4_nl, dk_unpack_iq4_xs;
+extern const dk_unpacker dk_unpack_iq2_xxs, dk_unpack_iq2_xs, dk_unpack_iq3_xxs, dk_unpack_iq4_nl,
+    dk_unpack_iq4_xs;
+
+/* E2M1 codes doubled, plus 12. */
+extern const uint8_t dk_e2m1_plus_12[16] __attribute__((visibility("hidden")));
 
 /* NULL: no int8 form (F32, F16, BF16, FP8_E4M3 and the rest). */
 const dk_unpacker *dk_unpacker_of(int type);

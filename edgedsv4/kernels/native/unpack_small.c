@@ -1,15 +1,15 @@
 /* Groups of the types with small blocks as unsigned bytes: Q8_0, Q4_0, MXFP4, NVFP4, FP4_E2M1.
  *
  * E2M1 codes are taken doubled (0 1 2 3 4 6 8 12 and negatives), so that all are integers; 12 is added to
- * make them unsigned, and the scale is halved. Every function first leaves the raw scale fields in `scale`
- * and then turns them into floats, 16 groups at a time where there are vectors.
+ * make them unsigned, and the scale is halved.
  *
  * Source: block structs of ggml; OCP Microscaling specification.
  */
 
 #include "unpack.h"
+#include "unpack_avx512.h"
 
-static const uint8_t E2M1_PLUS_12[16] DK_ALIGNED = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+const uint8_t dk_e2m1_plus_12[16] DK_ALIGNED = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 /* Half of 2^(byte - 127), 0xff included, as ggml has it. */
 DK_INLINE float half_e8m0(uint32_t byte)
@@ -33,8 +33,8 @@ DK_INLINE const uint8_t *fp4_scales(const dk_matrix *w, int64_t row, int64_t col
     return w->scale + row / w->scale_height * w->scale_stride + column / 32;
 }
 
-static void q8_0_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row, int64_t column,
-                        int64_t columns)
+static void q8_0_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
+                        int64_t column, int64_t columns)
 {
     const uint8_t *block = block_at(w, row, column / 32, 34);
     for (int64_t g = 0; g < columns / 32; g++, block += 34, u += 32) {
@@ -45,8 +45,8 @@ static void q8_0_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix
     }
 }
 
-static void q4_0_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row, int64_t column,
-                        int64_t columns)
+static void q4_0_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
+                        int64_t column, int64_t columns)
 {
     const uint8_t *block = block_at(w, row, column / 32, 18);
     for (int64_t g = 0; g < columns / 32; g++, block += 18, u += 32) {
@@ -59,22 +59,22 @@ static void q4_0_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix
     }
 }
 
-static void mxfp4_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row, int64_t column,
-                         int64_t columns)
+static void mxfp4_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
+                         int64_t column, int64_t columns)
 {
     const uint8_t *block = block_at(w, row, column / 32, 17);
     for (int64_t g = 0; g < columns / 32; g++, block += 17, u += 32) {
         scale[g] = half_e8m0(block[0]) * w->factor;
         offset[g] = -12.0f * scale[g];
         for (int i = 0; i < 16; i++) {
-            u[i] = E2M1_PLUS_12[block[1 + i] & 15];
-            u[16 + i] = E2M1_PLUS_12[block[1 + i] >> 4];
+            u[i] = dk_e2m1_plus_12[block[1 + i] & 15];
+            u[16 + i] = dk_e2m1_plus_12[block[1 + i] >> 4];
         }
     }
 }
 
-static void nvfp4_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row, int64_t column,
-                         int64_t columns)
+static void nvfp4_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
+                         int64_t column, int64_t columns)
 {
     const uint8_t *block = block_at(w, row, column / 64, 36);
     for (int64_t b = 0; b < columns / 64; b++, block += 36) {
@@ -82,15 +82,15 @@ static void nvfp4_scalar(uint8_t *u, float *scale, float *offset, const dk_matri
             *scale = half_ue4m3(block[s]) * w->factor;
             *offset = -12.0f * *scale;
             for (int i = 0; i < 8; i++) {
-                u[i] = E2M1_PLUS_12[block[4 + 8 * s + i] & 15];
-                u[8 + i] = E2M1_PLUS_12[block[4 + 8 * s + i] >> 4];
+                u[i] = dk_e2m1_plus_12[block[4 + 8 * s + i] & 15];
+                u[8 + i] = dk_e2m1_plus_12[block[4 + 8 * s + i] >> 4];
             }
         }
     }
 }
 
-static void fp4_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row, int64_t column,
-                       int64_t columns)
+static void fp4_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
+                       int64_t column, int64_t columns)
 {
     const uint8_t *codes = block_at(w, row, column / 2, 1), *powers = fp4_scales(w, row, column);
     for (int64_t g = 0; g < columns / 32; g++) {
@@ -98,8 +98,8 @@ static void fp4_scalar(uint8_t *u, float *scale, float *offset, const dk_matrix 
         offset[g] = -12.0f * scale[g];
     }
     for (int64_t i = 0; i < columns / 2; i++) {
-        u[2 * i] = E2M1_PLUS_12[codes[i] & 15];
-        u[2 * i + 1] = E2M1_PLUS_12[codes[i] >> 4];
+        u[2 * i] = dk_e2m1_plus_12[codes[i] & 15];
+        u[2 * i + 1] = dk_e2m1_plus_12[codes[i] >> 4];
     }
 }
 
@@ -126,7 +126,7 @@ DK_AVX2 DK_INLINE __m256i nibbles_avx2(const uint8_t *p)
 
 DK_AVX2 DK_INLINE __m256i e2m1_avx2(__m256i codes)
 {
-    __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)E2M1_PLUS_12));
+    __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)dk_e2m1_plus_12));
     return _mm256_shuffle_epi8(table, codes);
 }
 
@@ -197,32 +197,6 @@ DK_AVX2 static void fp4_avx2(uint8_t *u, float *scale, float *offset, const dk_m
 
 /* ---- AVX-512 ---- */
 
-DK_AVX512 DK_INLINE __m512i e2m1_avx512(__m512i codes)
-{
-    __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)E2M1_PLUS_12));
-    return _mm512_shuffle_epi8(table, codes);
-}
-
-/* Low, then high nibbles of the 16 bytes at p, then those of the 16 bytes at q. */
-DK_AVX512 DK_INLINE __m512i nibbles_avx512(const uint8_t *p, const uint8_t *q)
-{
-    __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
-    bytes = _mm512_mask_broadcast_i32x4(bytes, 0xff00, _mm_loadu_si128((const __m128i *)q));
-    const __m512i counts = _mm512_set_epi64(0x0004000400040004, 0x0004000400040004, 0, 0, 0x0004000400040004,
-                                            0x0004000400040004, 0, 0);
-    return _mm512_and_si512(_mm512_srlv_epi16(bytes, counts), _mm512_set1_epi8(15));
-}
-
-DK_AVX512 DK_INLINE void finish_avx512(float *scale, float *offset, int64_t groups, float factor, float middle)
-{
-    for (int64_t g = 0; g < groups; g += 16) {
-        __mmask16 kept = groups - g >= 16 ? 0xffff : (__mmask16)((1u << (groups - g)) - 1);
-        __m512 scales = _mm512_mul_ps(_mm512_maskz_loadu_ps(kept, scale + g), _mm512_set1_ps(factor));
-        _mm512_mask_storeu_ps(scale + g, kept, scales);
-        _mm512_mask_storeu_ps(offset + g, kept, _mm512_mul_ps(scales, _mm512_set1_ps(middle)));
-    }
-}
-
 /* Sixteen scales and offsets at once. */
 DK_AVX512 DK_INLINE void store_16(float *scale, float *offset, __m512 scales, float factor, float middle)
 {
@@ -231,49 +205,16 @@ DK_AVX512 DK_INLINE void store_16(float *scale, float *offset, __m512 scales, fl
     _mm512_storeu_ps(offset, _mm512_mul_ps(scales, _mm512_set1_ps(middle)));
 }
 
-/* The half-precision scales in front of blocks; collected in registers, because sixteen stores of four bytes
- * could not be forwarded to one load. */
+/* Scales in the first two bytes of blocks. */
 DK_AVX512 DK_INLINE void half_scales(float *scale, float *offset, const uint8_t *block, int64_t groups,
                                      const int bytes, const dk_matrix *w, float middle)
 {
     int64_t g = 0;
-    for (; g + 16 <= groups; g += 16, block += 16 * bytes) {
-        __m128i low = _mm_setzero_si128(), high = low;
-#define TAKE(k)                                                                                            \
-    low = _mm_insert_epi16(low, dk_load16(block + (k) * bytes), k);                                        \
-    high = _mm_insert_epi16(high, dk_load16(block + (8 + (k)) * bytes), k);
-        TAKE(0) TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7)
-#undef TAKE
-        __m512 scales = _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
-        store_16(scale + g, offset + g, scales, w->factor, middle);
-    }
+    for (; g + 16 <= groups; g += 16, block += 16 * bytes)
+        store_16(scale + g, offset + g, dk_sixteen_halves(block, bytes), w->factor, middle);
     for (; g < groups; g++, block += bytes) {
         scale[g] = _cvtsh_ss(dk_load16(block)) * w->factor;
         offset[g] = middle * scale[g];
-    }
-}
-
-/* The E8M0 bytes in front of MXFP4 blocks; half their value goes with the doubled codes. */
-DK_AVX512 DK_INLINE void power_scales(float *scale, float *offset, const uint8_t *block, int64_t groups,
-                                      const dk_matrix *w)
-{
-    const __m512i one = _mm512_set1_epi32(1), two = _mm512_set1_epi32(2), tiny = _mm512_set1_epi32(0x00200000);
-    int64_t g = 0;
-    for (; g + 16 <= groups; g += 16, block += 16 * 17) {
-        __m128i low = _mm_setzero_si128(), high = low;
-#define TAKE(k)                                                                                            \
-    low = _mm_insert_epi8(low, block[(k) * 17], k);                                                        \
-    high = _mm_insert_epi8(high, block[(8 + (k)) * 17], k);
-        TAKE(0) TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7)
-#undef TAKE
-        __m512i byte = _mm512_cvtepu8_epi32(_mm_unpacklo_epi64(low, high));
-        __m512i bits = _mm512_slli_epi32(_mm512_sub_epi32(byte, one), 23);
-        bits = _mm512_mask_sllv_epi32(bits, _mm512_cmplt_epu32_mask(byte, two), tiny, byte);
-        store_16(scale + g, offset + g, _mm512_castsi512_ps(bits), w->factor, -12.0f);
-    }
-    for (; g < groups; g++, block += 17) {
-        scale[g] = half_e8m0(block[0]) * w->factor;
-        offset[g] = -12.0f * scale[g];
     }
 }
 
@@ -281,17 +222,13 @@ DK_AVX512 static void q8_0_avx512(uint8_t *u, float *scale, float *offset, const
                                   int64_t column, int64_t columns)
 {
     const uint8_t *block = block_at(w, row, column / 32, 34);
-    const __m512i sign = _mm512_set1_epi8(-128);
     int64_t groups = columns / 32, g = 0;
     half_scales(scale, offset, block, groups, 34, w, -128.0f);
-    for (; g + 1 < groups; g += 2, block += 68) {
-        __m512i q = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(block + 2)));
-        q = _mm512_inserti64x4(q, _mm256_loadu_si256((const __m256i *)(block + 36)), 1);
-        _mm512_store_si512(u + 32 * g, _mm512_xor_si512(q, sign));
-    }
+    for (; g + 1 < groups; g += 2, block += 68)
+        _mm512_store_si512(u + 32 * g, dk_two_q8_0(block));
     if (g < groups) {
         __m256i q = _mm256_loadu_si256((const __m256i *)(block + 2));
-        _mm256_store_si256((__m256i *)(u + 32 * g), _mm256_xor_si256(q, _mm512_castsi512_si256(sign)));
+        _mm256_store_si256((__m256i *)(u + 32 * g), _mm256_xor_si256(q, _mm256_set1_epi8(-128)));
     }
 }
 
@@ -302,7 +239,7 @@ DK_AVX512 static void q4_0_avx512(uint8_t *u, float *scale, float *offset, const
     int64_t groups = columns / 32, g = 0;
     half_scales(scale, offset, block, groups, 18, w, -8.0f);
     for (; g + 1 < groups; g += 2, block += 36)
-        _mm512_store_si512(u + 32 * g, nibbles_avx512(block + 2, block + 20));
+        _mm512_store_si512(u + 32 * g, dk_two_q4_0(block));
     if (g < groups)
         _mm256_store_si256((__m256i *)(u + 32 * g), nibbles_avx2(block + 2));
 }
@@ -312,11 +249,27 @@ DK_AVX512 static void mxfp4_avx512(uint8_t *u, float *scale, float *offset, cons
 {
     const uint8_t *block = block_at(w, row, column / 32, 17);
     int64_t groups = columns / 32, g = 0;
-    power_scales(scale, offset, block, groups, w);
-    for (; g + 1 < groups; g += 2, block += 34)
-        _mm512_store_si512(u + 32 * g, e2m1_avx512(nibbles_avx512(block + 1, block + 18)));
+    for (; g + 16 <= groups; g += 16)
+        store_16(scale + g, offset + g, dk_sixteen_powers(block + 17 * g), w->factor, -12.0f);
+    for (; g < groups; g++) {
+        scale[g] = half_e8m0(block[17 * g]) * w->factor;
+        offset[g] = -12.0f * scale[g];
+    }
+    for (g = 0; g + 1 < groups; g += 2, block += 34)
+        _mm512_store_si512(u + 32 * g, dk_two_mxfp4(block));
     if (g < groups)
         _mm256_store_si256((__m256i *)(u + 32 * g), e2m1_avx2(nibbles_avx2(block + 1)));
+}
+
+DK_AVX512 DK_INLINE void finish_avx512(float *scale, float *offset, int64_t groups, float factor,
+                                       float middle)
+{
+    for (int64_t g = 0; g < groups; g += 16) {
+        __mmask16 kept = groups - g >= 16 ? 0xffff : (__mmask16)((1u << (groups - g)) - 1);
+        __m512 scales = _mm512_mul_ps(_mm512_maskz_loadu_ps(kept, scale + g), _mm512_set1_ps(factor));
+        _mm512_mask_storeu_ps(scale + g, kept, scales);
+        _mm512_mask_storeu_ps(offset + g, kept, _mm512_mul_ps(scales, _mm512_set1_ps(middle)));
+    }
 }
 
 DK_AVX512 static void nvfp4_avx512(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
@@ -324,8 +277,8 @@ DK_AVX512 static void nvfp4_avx512(uint8_t *u, float *scale, float *offset, cons
 {
     const uint8_t *block = block_at(w, row, column / 64, 36);
     const __m512i twice = _mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0);
-    const __m512i counts = _mm512_set_epi64(0x0004000400040004, 0, 0x0004000400040004, 0, 0x0004000400040004, 0,
-                                            0x0004000400040004, 0);
+    const __m512i counts = _mm512_set_epi64(0x0004000400040004, 0, 0x0004000400040004, 0, 0x0004000400040004,
+                                            0, 0x0004000400040004, 0);
     for (int64_t b = 0; b < columns / 64; b++, block += 36) {
         __m128i byte = _mm_cvtepu8_epi32(_mm_cvtsi32_si128((int32_t)dk_load32(block)));
         __mmask8 kept = _mm_cmpneq_epi32_mask(byte, _mm_set1_epi32(0x7f));
@@ -335,7 +288,7 @@ DK_AVX512 static void nvfp4_avx512(uint8_t *u, float *scale, float *offset, cons
         __m256i bytes = _mm256_loadu_si256((const __m256i *)(block + 4));
         __m512i codes = _mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(bytes));
         codes = _mm512_and_si512(_mm512_srlv_epi16(codes, counts), _mm512_set1_epi8(15));
-        _mm512_store_si512(u + 64 * b, e2m1_avx512(codes));
+        _mm512_store_si512(u + 64 * b, dk_e2m1_avx512(codes));
     }
     finish_avx512(scale, offset, columns / 16, w->factor, -12.0f);
 }

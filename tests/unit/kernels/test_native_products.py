@@ -177,8 +177,8 @@ def test_no_columns_give_zeros() -> None:
         assert got.tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "NVFP4", "Q4_K", "F32", "BF16"])
-@pytest.mark.parametrize("columns", [256, 1792])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "MXFP4", "NVFP4", "Q4_K", "F32", "BF16"])
+@pytest.mark.parametrize("columns", [256, 1536, 1792])
 def test_a_token_alone_has_the_bits_it_has_in_a_batch(name: str, columns: int) -> None:
     weight = matrix(name, 21, columns)
     x = activations(16, columns)
