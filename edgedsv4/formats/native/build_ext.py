@@ -15,6 +15,7 @@ ffibuilder.set_source(
     '#include <stddef.h>\n#include <stdint.h>\n#include "sigbus.h"\n',
     # Relative to setup.py, as setuptools wants it.
     sources=["edgedsv4/formats/native/sigbus.c"],
+    depends=["edgedsv4/formats/native/sigbus.h", "edgedsv4/formats/native/build_ext.py"],
     include_dirs=[str(_HERE)],
     extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"],
 )

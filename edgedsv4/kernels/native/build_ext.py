@@ -14,7 +14,7 @@ _HERE = Path(__file__).resolve().parent
 _HEADER = (_HERE / "kernels.h").read_text(encoding="utf-8")
 
 _FILES = sorted(path.name for path in _HERE.glob("*.c"))
-_HEADERS = sorted(path.name for path in _HERE.glob("*.h"))
+_DEPENDS = sorted(path.name for path in (*_HERE.glob("*.h"), Path(__file__)))
 
 ffibuilder = FFI()
 ffibuilder.cdef(_HEADER)
@@ -25,7 +25,7 @@ ffibuilder.set_source(
     '#include "native.h"\n',
     # Relative to setup.py, as setuptools wants it.
     sources=[f"edgedsv4/kernels/native/{name}" for name in _FILES],
-    depends=[f"edgedsv4/kernels/native/{name}" for name in _HEADERS],
+    depends=[f"edgedsv4/kernels/native/{name}" for name in _DEPENDS],
     include_dirs=[str(_HERE)],
     # Products and sums are fused where a file says so, not where a compiler likes: scalar results
     # are the same everywhere.
