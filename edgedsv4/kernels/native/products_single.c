@@ -14,9 +14,9 @@ typedef struct {
     float middle;
 } layout;
 
-DK_VNNI DK_INLINE __m512 scales_of(const uint8_t *block, const layout l)
+DK_VNNI DK_INLINE __m512 scales_of(const uint8_t *block, const layout l, const int groups)
 {
-    return l.type == DK_MXFP4 ? dk_sixteen_powers(block) : dk_sixteen_halves(block, l.bytes);
+    return l.type == DK_MXFP4 ? dk_powers_avx512(block, groups) : dk_halves_avx512(block, l.bytes, groups);
 }
 
 DK_VNNI DK_INLINE __m512i two_blocks(const uint8_t *block, const layout l)
@@ -26,38 +26,56 @@ DK_VNNI DK_INLINE __m512i two_blocks(const uint8_t *block, const layout l)
                                : dk_two_q4_0(block);
 }
 
+/* Place in the rows and in the token. */
+typedef struct {
+    const uint8_t *w;
+    const int8_t *q;
+    const float *x, *sum;
+} place;
+
+/* Add sixteen groups, or the eight at the end, of four rows. */
+DK_VNNI DK_INLINE void add_groups(__m512 *own, place at, const dk_matrix *m, const layout l, const int groups)
+{
+    const __m512i eighth = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m512 factor = _mm512_set1_ps(m->factor), middle = _mm512_set1_ps(l.middle);
+    const __mmask16 kept = groups == 16 ? 0xffff : 0x00ff;
+    __m512 scale[ROWS], token_scale = _mm512_maskz_loadu_ps(kept, at.x);
+    __m512 sums = _mm512_maskz_loadu_ps(kept, at.sum);
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) {
+        const uint8_t *row = at.w + r * m->row_bytes;
+        for (int k = 0; k < groups * l.bytes; k += 64)
+            __builtin_prefetch(row + ROWS * m->row_bytes + k, 0, 2);
+        __m512 scales = _mm512_maskz_mul_ps(kept, scales_of(row, l, groups), factor);
+        own[r] = _mm512_fmadd_ps(_mm512_mul_ps(scales, middle), sums, own[r]);
+        scale[r] = _mm512_mul_ps(scales, token_scale);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < groups / 2; i++) {
+        __m512i places = _mm512_add_epi32(eighth, _mm512_set1_epi32(2 * i));
+        __m512i values = _mm512_loadu_si512(at.q + CHUNK * i);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++) {
+            __m512i u = two_blocks(at.w + r * m->row_bytes + 2 * i * l.bytes, l);
+            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), u, values);
+            __m512 weight = _mm512_permutexvar_ps(places, scale[r]);
+            own[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), weight, own[r]);
+        }
+    }
+}
+
 /* Lanes of four rows, the first at w. */
 DK_VNNI DK_INLINE void dot_rows(__m512 *own, const uint8_t *w, const dk_matrix *m, const dk_input *in,
                                 int64_t token, const layout l)
 {
-    const __m512i eighth = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-    const __m512 factor = _mm512_set1_ps(m->factor), middle = _mm512_set1_ps(l.middle);
-    const int8_t *q = in->q + token * m->columns;
-    const float *x = in->scale + token * (m->columns / 32), *sum = in->sum32 + token * (m->columns / 32);
-    for (int64_t c = 0; c < m->columns; c += STEP, w += 16 * l.bytes, q += STEP, x += 16, sum += 16) {
-        __m512 scale[ROWS], token_scale = _mm512_loadu_ps(x), sums = _mm512_loadu_ps(sum);
-#pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++) {
-            const uint8_t *row = w + r * m->row_bytes;
-            for (int k = 0; k < 16 * l.bytes; k += 64)
-                __builtin_prefetch(row + ROWS * m->row_bytes + k, 0, 2);
-            __m512 scales = _mm512_mul_ps(scales_of(row, l), factor);
-            own[r] = _mm512_fmadd_ps(_mm512_mul_ps(scales, middle), sums, own[r]);
-            scale[r] = _mm512_mul_ps(scales, token_scale);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < STEP / CHUNK; i++) {
-            __m512i places = _mm512_add_epi32(eighth, _mm512_set1_epi32(2 * i));
-            __m512i values = _mm512_loadu_si512(q + CHUNK * i);
-#pragma GCC unroll 4
-            for (int r = 0; r < ROWS; r++) {
-                __m512i u = two_blocks(w + r * m->row_bytes + 2 * i * l.bytes, l);
-                __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), u, values);
-                own[r] =
-                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(places, scale[r]), own[r]);
-            }
-        }
+    int64_t group = token * (m->columns / 32), c = 0;
+    place at = {w, in->q + token * m->columns, in->scale + group, in->sum32 + group};
+    for (; c + STEP <= m->columns; c += STEP) {
+        add_groups(own, at, m, l, 16);
+        at = (place){at.w + 16 * l.bytes, at.q + STEP, at.x + 16, at.sum + 16};
     }
+    if (c < m->columns)
+        add_groups(own, at, m, l, 8);
 }
 
 DK_VNNI DK_INLINE __m128 quarters(__m512 lanes)
@@ -88,7 +106,7 @@ DK_VNNI DK_INLINE void all_rows(const dk_product *p, const dk_block *b, const la
 int dk_has_single(const dk_product *p)
 {
     int type = p->w->type;
-    return p->tokens == 1 && p->w->columns % STEP == 0 &&
+    return p->tokens == 1 && p->w->columns % (STEP / 2) == 0 &&
            (type == DK_Q8_0 || type == DK_Q4_0 || type == DK_MXFP4);
 }
 

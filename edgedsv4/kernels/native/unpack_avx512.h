@@ -25,34 +25,54 @@ DK_AVX512 DK_INLINE __m512i dk_nibbles_avx512(const uint8_t *p, const uint8_t *q
 /* The fields at the head of sixteen blocks are collected in registers: sixteen stores of four bytes could not
  * be forwarded to one load. */
 
-/* Half-precision scales. */
-DK_AVX512 DK_INLINE __m512 dk_sixteen_halves(const uint8_t *block, const int bytes)
+DK_AVX512 DK_INLINE __m128i dk_eight_words(const uint8_t *block, const int bytes)
 {
-    __m128i low = _mm_setzero_si128(), high = low;
-#define TAKE(k)                                                                                            \
-    low = _mm_insert_epi16(low, dk_load16(block + (k) * bytes), k);                                        \
-    high = _mm_insert_epi16(high, dk_load16(block + (8 + (k)) * bytes), k);
+    __m128i words = _mm_setzero_si128();
+#define TAKE(k) words = _mm_insert_epi16(words, dk_load16(block + (k) * bytes), k);
     TAKE(0) TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7)
 #undef TAKE
-    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+    return words;
 }
 
-/* E8M0 bytes of MXFP4; half their value goes with the doubled codes. */
-DK_AVX512 DK_INLINE __m512 dk_sixteen_powers(const uint8_t *block)
+/* Half-precision scales; of `groups` = 8 blocks the other half is 0. */
+DK_AVX512 DK_INLINE __m512 dk_halves_avx512(const uint8_t *block, const int bytes, const int groups)
+{
+    __m256i words = _mm256_zextsi128_si256(dk_eight_words(block, bytes));
+    if (groups == 16)
+        words = _mm256_inserti128_si256(words, dk_eight_words(block + 8 * bytes, bytes), 1);
+    return _mm512_cvtph_ps(words);
+}
+
+DK_AVX512 DK_INLINE __m512 dk_sixteen_halves(const uint8_t *block, const int bytes)
+{
+    return dk_halves_avx512(block, bytes, 16);
+}
+
+DK_AVX512 DK_INLINE __m128i dk_eight_heads(const uint8_t *block)
+{
+    __m128i heads = _mm_setzero_si128();
+#define TAKE(k) heads = _mm_insert_epi8(heads, block[(k) * 17], k);
+    TAKE(0) TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7)
+#undef TAKE
+    return heads;
+}
+
+/* E8M0 bytes of MXFP4; half their value goes with the doubled codes. Of `groups` = 8 blocks the other half
+ * means nothing. */
+DK_AVX512 DK_INLINE __m512 dk_powers_avx512(const uint8_t *block, const int groups)
 {
     const __m512i one = _mm512_set1_epi32(1), two = _mm512_set1_epi32(2),
                   tiny = _mm512_set1_epi32(0x00200000);
-    __m128i low = _mm_setzero_si128(), high = low;
-#define TAKE(k)                                                                                            \
-    low = _mm_insert_epi8(low, block[(k) * 17], k);                                                        \
-    high = _mm_insert_epi8(high, block[(8 + (k)) * 17], k);
-    TAKE(0) TAKE(1) TAKE(2) TAKE(3) TAKE(4) TAKE(5) TAKE(6) TAKE(7)
-#undef TAKE
-    __m512i byte = _mm512_cvtepu8_epi32(_mm_unpacklo_epi64(low, high));
+    __m128i heads = dk_eight_heads(block);
+    if (groups == 16)
+        heads = _mm_unpacklo_epi64(heads, dk_eight_heads(block + 8 * 17));
+    __m512i byte = _mm512_cvtepu8_epi32(heads);
     __m512i bits = _mm512_slli_epi32(_mm512_sub_epi32(byte, one), 23);
     bits = _mm512_mask_sllv_epi32(bits, _mm512_cmplt_epu32_mask(byte, two), tiny, byte);
     return _mm512_castsi512_ps(bits);
 }
+
+DK_AVX512 DK_INLINE __m512 dk_sixteen_powers(const uint8_t *block) { return dk_powers_avx512(block, 16); }
 
 /* Elements of two neighbouring blocks as unsigned bytes. */
 DK_AVX512 DK_INLINE __m512i dk_two_q8_0(const uint8_t *block)
