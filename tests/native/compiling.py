@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,12 +22,14 @@ def kernel_files() -> list[Path]:
     return sorted(KERNELS.glob("*.c"))
 
 
-def compile_all(compiler: list[str], files: list[Path], objects: Path) -> list[Path]:
+def compile_all(
+    compiler: list[str], files: list[Path], objects: Path, more: Sequence[str] = ()
+) -> list[Path]:
     """Compile files to objects in a folder; fails with what the compiler says of the first."""
 
     def compile_one(source: Path) -> Path:
         target = objects / f"{source.stem}.o"
-        run([*compiler, *FLAGS, "-c", str(source), "-o", str(target)])
+        run([*compiler, *FLAGS, *more, "-c", str(source), "-o", str(target)])
         return target
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -6,6 +6,7 @@ call is over, except where a function says that the record does it.
 
 from __future__ import annotations
 
+import importlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,16 +22,19 @@ if TYPE_CHECKING:
     from edgedsv4.kernels.dispatch import Implementation
     from edgedsv4.kernels.quant_matmul import QuantMatrix
 
+ffi: Any = None
+lib: Any = None
 try:
-    # Built by cffi; a checkout that was never built, or has no C compiler, works without it.
-    from edgedsv4.kernels.native._kernels import ffi, lib
+    # Built by cffi; a checkout that was never built, or has no C compiler, works without it. By
+    # name, since import-linter takes a module that it cannot see for the package itself.
+    _extension = importlib.import_module("edgedsv4.kernels.native._kernels")
 except ImportError as _error:
-    ffi = lib = None
     _reason = (
         f"the C kernels are not built ({_error}); `pip install -e .` with a C compiler does it"
     )
 else:
     _reason = ""
+    ffi, lib = _extension.ffi, _extension.lib
 
 HAVE_NATIVE: bool = lib is not None
 """Whether the C kernels can be called."""

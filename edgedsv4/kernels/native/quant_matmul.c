@@ -46,17 +46,18 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
 #endif
         s->tokens = dk_min(p->tokens, DK_FLOAT_TOKENS);
         *row_step = DK_FLOAT_ROWS;
-        return slow * columns * (0.3 + 0.025 * (double)s->tokens);
+        return slow * columns * (0.15 + 0.022 * (double)s->tokens);
     }
 #if defined(DK_X86)
     if (has_vnni && !is_small && p->tokens > FEW_TOKENS) {
         s->fn = dk_wide_vnni;
         s->tokens = dk_min(p->tokens, DK_WIDE_TOKENS);
         *row_step = DK_WIDE_ROWS;
-        return columns * (0.1 + 0.007 * (double)s->tokens);
+        return columns * (0.06 + 0.006 * (double)s->tokens);
     }
 #endif
     (void)is_small;
+    (void)has_vnni;
     s->fn = dk_narrow_scalar;
 #if defined(DK_X86)
     if (has_vnni)
@@ -66,7 +67,7 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
 #endif
     s->tokens = dk_min(p->tokens, DK_NARROW_TOKENS);
     *row_step = DK_NARROW_ROWS;
-    return slow * columns * (0.06 + 0.02 * (double)s->tokens);
+    return slow * columns * (0.025 + 0.013 * (double)s->tokens);
 }
 
 static void run_block(void *arg, int64_t task)
