@@ -158,6 +158,11 @@ def test_any_number_of_threads_gives_the_same_bits(
     assert_same(run(model, sizes), run(loaded(path, NativeModel, profile), sizes))
 
 
+def test_threads_that_keep_to_a_cpu_give_the_same_bits(path: Path) -> None:
+    model = loaded(path, NativeModel, "default", threads=2, is_pinned=True)
+    assert_same(run(model, [20, 1, 1]), run(loaded(path, NativeModel, "default"), [20, 1, 1]))
+
+
 def test_the_draft_block_gives_the_bits_of_one_by_one(path: Path, profile: Profile) -> None:
     model = loaded(path, NativeModel, profile)
     ids = tokens(model, 41)
