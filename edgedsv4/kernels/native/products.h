@@ -22,9 +22,6 @@ typedef void (*dk_block_fn)(const dk_product *p, const dk_block *b);
 enum { DK_NARROW_TOKENS = 32, DK_WIDE_TOKENS = 256, DK_FLOAT_TOKENS = 96 };
 /* Rows that a kernel takes together; blocks are multiples of it but for the end of a matrix. */
 enum { DK_NARROW_ROWS = 4, DK_WIDE_ROWS = 16, DK_FLOAT_ROWS = 8 };
-/* Columns that the wide and the float form take at a time. */
-enum { DK_SLAB = 512 };
-
 /* int8, row by row (products_narrow.c): decode and chunks of few tokens. */
 void dk_narrow_scalar(const dk_product *p, const dk_block *b);
 void dk_narrow_avx2(const dk_product *p, const dk_block *b);
@@ -33,7 +30,6 @@ void dk_narrow_vnni(const dk_product *p, const dk_block *b);
 int dk_has_single(const dk_product *p);
 void dk_single_vnni(const dk_product *p, const dk_block *b);
 /* int8, 16 rows interleaved (products_wide.c): many tokens. */
-void dk_wide_avx2(const dk_product *p, const dk_block *b);
 void dk_wide_vnni(const dk_product *p, const dk_block *b);
 /* float32 (products_float.c). */
 void dk_float_scalar(const dk_product *p, const dk_block *b);

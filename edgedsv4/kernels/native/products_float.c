@@ -8,10 +8,12 @@
 
 #include "products.h"
 
-enum { ROWS = DK_FLOAT_ROWS, LANES = 16 };
+enum { ROWS = DK_FLOAT_ROWS, LANES = 16, WIDTH = 512 };
+/* Rows of scratch lie this far apart: at a power of two they would share few sets of the cache. */
+enum { STRIDE = WIDTH + LANES, FEW_TOKENS = 4 };
 
 typedef struct {
-    float w[ROWS][DK_SLAB] DK_ALIGNED;
+    float w[ROWS][STRIDE] DK_ALIGNED;
     float lanes[DK_FLOAT_TOKENS][ROWS][LANES] DK_ALIGNED;
 } scratch;
 
@@ -25,17 +27,18 @@ typedef struct {
     int64_t columns;
 } tile;
 
-/* Decode columns of `rows` rows and return where they stand; float32 is used in place. */
+/* Decode columns of `rows` rows and return where they stand; float32 is used in place for few tokens. */
 static tile tile_at(scratch *s, const dk_product *p, const dk_block *b, int64_t first, int64_t rows,
                     int64_t column)
 {
     const dk_matrix *w = p->w;
-    int64_t row = p->first_row + first, columns = dk_min(DK_SLAB, w->columns - column);
+    int64_t row = p->first_row + first, columns = dk_min(WIDTH, w->columns - column);
     for (int64_t r = 0; r < rows; r++)
         dk_prefetch_columns(w, row + ROWS + r, column, columns);
-    tile t = {s->lanes,     &s->w[0][0], DK_SLAB, p->x->x + b->first_token * p->x->stride + column,
-              p->x->stride, columns};
-    if (w->type == DK_F32 && w->factor == 1.0f && ((uintptr_t)w->data | (uintptr_t)w->row_bytes) % 4 == 0) {
+    const float *x = p->x->x + b->first_token * p->x->stride + column;
+    tile t = {s->lanes, &s->w[0][0], STRIDE, x, p->x->stride, columns};
+    int is_aligned = ((uintptr_t)w->data | (uintptr_t)w->row_bytes) % 4 == 0;
+    if (w->type == DK_F32 && w->factor == 1.0f && is_aligned && b->tokens < FEW_TOKENS) {
         t.w = (const float *)(w->data + row * w->row_bytes) + column;
         t.w_stride = w->row_bytes / 4;
         return t;
@@ -71,7 +74,7 @@ void dk_float_scalar(const dk_product *p, const dk_block *b)
     for (int64_t first = b->first_row; first < b->first_row + b->rows; first += ROWS) {
         int64_t rows = dk_min(ROWS, b->first_row + b->rows - first);
         memset(s.lanes, 0, (size_t)b->tokens * sizeof *s.lanes);
-        for (int64_t c = 0; c < p->w->columns; c += DK_SLAB) {
+        for (int64_t c = 0; c < p->w->columns; c += WIDTH) {
             tile t = tile_at(&s, p, b, first, rows, c);
             for (int64_t k = 0; k < b->tokens; k++)
                 for (int64_t r = 0; r < rows; r++)
@@ -165,7 +168,7 @@ DK_AVX2 void dk_float_avx2(const dk_product *p, const dk_block *b)
     for (int64_t first = b->first_row; first < b->first_row + b->rows; first += ROWS) {
         int64_t rows = dk_min(ROWS, b->first_row + b->rows - first);
         memset(s.lanes, 0, (size_t)b->tokens * sizeof *s.lanes);
-        for (int64_t c = 0; c < p->w->columns; c += DK_SLAB) {
+        for (int64_t c = 0; c < p->w->columns; c += WIDTH) {
             tile a = tile_at(&s, p, b, first, rows, c);
             if (b->tokens == 1)
                 add_token_avx2(&a, rows);
@@ -239,7 +242,7 @@ DK_AVX512 void dk_float_avx512(const dk_product *p, const dk_block *b)
     for (int64_t first = b->first_row; first < b->first_row + b->rows; first += ROWS) {
         int64_t rows = dk_min(ROWS, b->first_row + b->rows - first);
         memset(s.lanes, 0, (size_t)b->tokens * sizeof *s.lanes);
-        for (int64_t c = 0; c < p->w->columns; c += DK_SLAB) {
+        for (int64_t c = 0; c < p->w->columns; c += WIDTH) {
             tile a = tile_at(&s, p, b, first, rows, c);
             add_slab_avx512(&a, rows, b->tokens);
         }

@@ -10,16 +10,16 @@
 
 #if defined(DK_X86)
 
-enum { ROWS = DK_WIDE_ROWS, GROUPS = DK_SLAB / 16 };
+enum { ROWS = DK_WIDE_ROWS, WIDTH = 1024, GROUPS = WIDTH / 16 };
 
 typedef struct {
-    uint8_t u[ROWS][DK_SLAB + 64] DK_ALIGNED;
+    uint8_t u[ROWS][WIDTH + 64] DK_ALIGNED;
     float scale[ROWS][GROUPS + 16] DK_ALIGNED;
     float offset[ROWS][GROUPS + 16] DK_ALIGNED;
 } unpacked;
 
 typedef struct {
-    uint8_t u[DK_SLAB / 4][ROWS][4] DK_ALIGNED;
+    uint8_t u[WIDTH / 4][ROWS][4] DK_ALIGNED;
     float scale[GROUPS][ROWS] DK_ALIGNED;
     float offset[GROUPS][ROWS] DK_ALIGNED;
 } interleaved;
@@ -33,11 +33,8 @@ static int64_t rows_at(const dk_block *b, int64_t first)
 static void unpack_rows(unpacked *s, const dk_product *p, dk_unpack_fn unpack, int64_t first, int64_t rows,
                         int64_t column, int64_t columns)
 {
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t row = p->first_row + first + r;
-        dk_prefetch_columns(p->w, row + ROWS, column, columns);
-        unpack(s->u[r], s->scale[r], s->offset[r], p->w, row, column, columns);
-    }
+    for (int64_t r = 0; r < rows; r++)
+        unpack(s->u[r], s->scale[r], s->offset[r], p->w, p->first_row + first + r, column, columns);
 }
 
 /* ---- AVX-512 with VNNI ---- */
@@ -162,14 +159,20 @@ DK_VNNI DK_INLINE void add_64(float (*acc)[ROWS], const interleaved *s, int64_t 
     }
 }
 
+/* The same columns of the next sixteen rows are asked for meanwhile, a row for every 64 columns: all at once
+ * they would wait for each other. */
 DK_VNNI DK_INLINE void add_slab(float (*acc)[ROWS], const interleaved *s, const dk_product *p,
-                                const dk_block *b, int64_t column, int64_t columns, int group)
+                                const dk_block *b, int64_t next, int64_t column, int64_t columns, int group)
 {
-    int64_t c = 0;
-    for (; group == 32 && c + 64 <= columns; c += 64)
-        add_64(acc, s, c, p, b->first_token, b->tokens, column + c);
-    for (; c < columns; c += 32)
-        add_half(acc, s, c, p, b->first_token, b->tokens, column + c, group);
+    int64_t step = group == 32 ? 64 : 32;
+    for (int64_t c = 0; c < columns; c += step) {
+        if (c % 64 == 0)
+            dk_prefetch_columns(p->w, next + c / 64, column, columns);
+        if (group == 32 && c + 64 <= columns)
+            add_64(acc, s, c, p, b->first_token, b->tokens, column + c);
+        else
+            add_half(acc, s, c, p, b->first_token, b->tokens, column + c, group);
+    }
 }
 
 DK_VNNI void dk_wide_vnni(const dk_product *p, const dk_block *b)
@@ -183,14 +186,15 @@ DK_VNNI void dk_wide_vnni(const dk_product *p, const dk_block *b)
     for (int64_t first = b->first_row; first < b->first_row + b->rows; first += ROWS) {
         int64_t rows = rows_at(b, first), columns = p->w->columns;
         memset(acc, 0, (size_t)b->tokens * sizeof *acc);
-        for (int64_t c = 0; c < columns; c += DK_SLAB) {
-            int64_t width = dk_min(DK_SLAB, columns - c);
+        for (int64_t c = 0; c < columns; c += WIDTH) {
+            int64_t width = dk_min(WIDTH, columns - c);
             unpack_rows(&raw, p, unpack, first, rows, c, width);
             interleave_vnni(&s, &raw, width, unpacker->group);
+            int64_t next = p->first_row + first + ROWS;
             if (unpacker->group == 32)
-                add_slab(acc, &s, p, b, c, width, 32);
+                add_slab(acc, &s, p, b, next, c, width, 32);
             else
-                add_slab(acc, &s, p, b, c, width, 16);
+                add_slab(acc, &s, p, b, next, c, width, 16);
         }
         __mmask16 kept = (__mmask16)((1u << rows) - 1);
         for (int64_t t = 0; t < b->tokens; t++)
