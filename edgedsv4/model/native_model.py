@@ -274,6 +274,8 @@ class NativeModel(Model):
         records = chunk.layers.experts[step.layer]
         if self.experts.is_resident:
             used = [expert for expert in used if not records[3 * expert].data]
+            if not used:
+                return
             fetched = self.experts.fetch(plan.layer, used)
             self._kept.append(fetched)
         else:
