@@ -19,14 +19,14 @@ typedef struct {
 typedef void (*dk_block_fn)(const dk_product *p, const dk_block *b);
 
 /* Most tokens of a block. */
-enum { DK_NARROW_TOKENS = 32, DK_WIDE_TOKENS = 256, DK_FLOAT_TOKENS = 96 };
+enum { DK_SINGLE_TOKENS = 16, DK_NARROW_TOKENS = 32, DK_WIDE_TOKENS = 256, DK_FLOAT_TOKENS = 96 };
 /* Rows that a kernel takes together; blocks are multiples of it but for the end of a matrix. */
 enum { DK_NARROW_ROWS = 4, DK_WIDE_ROWS = 16, DK_FLOAT_ROWS = 8 };
 /* int8, row by row (products_narrow.c): decode and chunks of few tokens. */
 void dk_narrow_scalar(const dk_product *p, const dk_block *b);
 void dk_narrow_avx2(const dk_product *p, const dk_block *b);
 void dk_narrow_vnni(const dk_product *p, const dk_block *b);
-/* The same for one token and types that need no scratch (products_single.c); the same bits. */
+/* The same for few tokens and types that need no scratch (products_single.c); the same bits. */
 int dk_has_single(const dk_product *p);
 void dk_single_vnni(const dk_product *p, const dk_block *b);
 /* int8, 16 rows interleaved (products_wide.c): many tokens. */

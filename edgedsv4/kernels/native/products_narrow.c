@@ -184,48 +184,67 @@ DK_VNNI DK_INLINE __m512 add_chunk(__m512 lanes, __m512i u, __m512i q, __m512 sc
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_permutexvar_ps(places, scales), lanes);
 }
 
+/* Add `chunks` (a constant) whole chunks of `rows` (a constant) rows, from column c on. */
+DK_VNNI DK_INLINE void add_chunks(__m512 *own, const slab *s, const activations *a, int64_t c,
+                                  const int group, const int rows, const int chunks)
+{
+    const int groups = chunks * CHUNK / group;
+    const __mmask16 kept = (__mmask16)((1u << groups) - 1);
+    __m512 scales[ROWS];
+    __m512 x = token_scales(a->scale + c / 32, group, kept),
+           sums = _mm512_maskz_loadu_ps(kept, a->sums + c / group);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        scales[r] = _mm512_mul_ps(_mm512_maskz_loadu_ps(kept, s[r].scale + c / group), x);
+        own[r] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(kept, s[r].offset + c / group), sums, own[r]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < chunks; i++) {
+        __m512i q = _mm512_loadu_si512(a->q + c + CHUNK * i);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++)
+            own[r] = add_chunk(own[r], _mm512_load_si512(s[r].u + c + CHUNK * i), q, scales[r],
+                               places_of_chunk(i, group));
+    }
+}
+
+/* The end of a slab, at most sixteen groups and perhaps half a chunk. */
+DK_VNNI DK_INLINE void add_rest(__m512 *own, const slab *s, const activations *a, int64_t c,
+                                int64_t columns, const int group, const int rows)
+{
+    __m512 scales[ROWS];
+    __mmask16 kept = (__mmask16)((1u << ((columns - c) / group)) - 1);
+    __m512 x = token_scales(a->scale + c / 32, group, kept),
+           sums = _mm512_maskz_loadu_ps(kept, a->sums + c / group);
+    for (int r = 0; r < rows; r++) {
+        scales[r] = _mm512_mul_ps(_mm512_maskz_loadu_ps(kept, s[r].scale + c / group), x);
+        own[r] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(kept, s[r].offset + c / group), sums, own[r]);
+    }
+    for (int i = 0; c < columns; c += CHUNK, i++) {
+        __mmask64 bytes = columns - c >= CHUNK ? ~(__mmask64)0 : (__mmask64)0xffffffff;
+        __m512i q = _mm512_maskz_loadu_epi8(bytes, a->q + c);
+        for (int r = 0; r < rows; r++) {
+            __m512i u = _mm512_load_si512(s[r].u + c);
+            own[r] = add_chunk(own[r], u, q, scales[r], places_of_chunk(i, group));
+        }
+    }
+}
+
 /* Add a slab of `rows` (a constant) rows, s[0] .., to lanes[0] .. */
 DK_VNNI DK_INLINE void dot_vnni(__m512 *lanes, const slab *s, const activations *a, int64_t columns,
                                 const int group, const int rows)
 {
-    __m512 own[ROWS], scales[ROWS];
+    __m512 own[ROWS];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
         own[r] = lanes[r];
     int64_t c = 0;
-    for (; c + 16 * group <= columns; c += 16 * group) {
-        __m512 x = token_scales(a->scale + c / 32, group, 0xffff),
-               sums = _mm512_loadu_ps(a->sums + c / group);
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            scales[r] = _mm512_mul_ps(_mm512_load_ps(s[r].scale + c / group), x);
-            own[r] = _mm512_fmadd_ps(_mm512_load_ps(s[r].offset + c / group), sums, own[r]);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < group / 4; i++) {
-            __m512i q = _mm512_loadu_si512(a->q + c + CHUNK * i);
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; r++)
-                own[r] = add_chunk(own[r], _mm512_load_si512(s[r].u + c + CHUNK * i), q, scales[r],
-                                   places_of_chunk(i, group));
-        }
-    }
-    if (c < columns) {
-        __mmask16 kept = (__mmask16)((1u << ((columns - c) / group)) - 1);
-        __m512 x = token_scales(a->scale + c / 32, group, kept),
-               sums = _mm512_maskz_loadu_ps(kept, a->sums + c / group);
-        for (int r = 0; r < rows; r++) {
-            scales[r] = _mm512_mul_ps(_mm512_maskz_loadu_ps(kept, s[r].scale + c / group), x);
-            own[r] = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(kept, s[r].offset + c / group), sums, own[r]);
-        }
-        for (int i = 0; c < columns; c += CHUNK, i++) {
-            __mmask64 bytes = columns - c >= CHUNK ? ~(__mmask64)0 : (__mmask64)0xffffffff;
-            __m512i q = _mm512_maskz_loadu_epi8(bytes, a->q + c);
-            for (int r = 0; r < rows; r++)
-                own[r] =
-                    add_chunk(own[r], _mm512_load_si512(s[r].u + c), q, scales[r], places_of_chunk(i, group));
-        }
-    }
+    for (; c + 16 * group <= columns; c += 16 * group)
+        add_chunks(own, s, a, c, group, rows, group / 4);
+    if (columns - c == 8 * group)
+        add_chunks(own, s, a, c, group, rows, group / 8);
+    else if (c < columns)
+        add_rest(own, s, a, c, columns, group, rows);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
         lanes[r] = own[r];
