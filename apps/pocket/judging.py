@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edgedsv4.text.messages import Message
     from edgedsv4.text.reply import Reply
 
-LONGEST_REPLY = 400
+LONGEST_REPLY = 1000
 _CHUNK = 512
 
 Logits = npt.NDArray[np.float32]
