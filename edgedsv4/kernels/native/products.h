@@ -19,7 +19,13 @@ typedef struct {
 typedef void (*dk_block_fn)(const dk_product *p, const dk_block *b);
 
 /* Most tokens of a block. */
-enum { DK_SINGLE_TOKENS = 16, DK_NARROW_TOKENS = 32, DK_WIDE_TOKENS = 256, DK_FLOAT_TOKENS = 96 };
+enum {
+    DK_SINGLE_TOKENS = 16,
+    DK_NARROW_TOKENS = 32,
+    DK_WIDE_TOKENS = 256,
+    DK_DIRECT_TOKENS = 4,
+    DK_FLOAT_TOKENS = 96
+};
 /* Rows that a kernel takes together; blocks are multiples of it but for the end of a matrix. */
 enum { DK_NARROW_ROWS = 4, DK_WIDE_ROWS = 16, DK_FLOAT_ROWS = 8 };
 /* int8, row by row (products_narrow.c): decode and chunks of few tokens. */
@@ -35,6 +41,9 @@ void dk_wide_vnni(const dk_product *p, const dk_block *b);
 void dk_float_scalar(const dk_product *p, const dk_block *b);
 void dk_float_avx2(const dk_product *p, const dk_block *b);
 void dk_float_avx512(const dk_product *p, const dk_block *b);
+/* The same for few tokens and types that need no scratch (products_direct.c); the same bits. */
+int dk_has_direct(const dk_product *p);
+void dk_direct_avx512(const dk_product *p, const dk_block *b);
 
 /* The unpacker's best function for the level in use. */
 DK_INLINE dk_unpack_fn dk_unpack_of(const dk_unpacker *unpacker)

@@ -2,8 +2,8 @@
  *
  * Every product is cut into blocks of rows and tokens that take about the same time, whatever their type;
  * blocks are handed out one after another, so that threads read memory in order. The kernels are in
- * products_narrow.c (int8, few tokens), products_wide.c (int8, many) and products_float.c; which one runs
- * depends on the product alone, never on the threads.
+ * products_narrow.c and products_single.c (int8, few tokens), products_wide.c (int8, many), products_float.c
+ * and products_direct.c; which one runs depends on the product alone, never on the threads.
  */
 
 #include "products.h"
@@ -40,7 +40,7 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
         s->fn = dk_float_scalar;
 #if defined(DK_X86)
         if (dk_level >= DK_LEVEL_AVX512)
-            s->fn = dk_float_avx512;
+            s->fn = dk_has_direct(p) ? dk_direct_avx512 : dk_float_avx512;
         else if (is_vector)
             s->fn = dk_float_avx2;
 #endif
