@@ -266,6 +266,7 @@ static void find_cpus(void)
 /* Have `wanted` workers, or as many as the system gives. */
 static void grow(int wanted)
 {
+    static const int faults[] = {SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGTRAP};
     pthread_attr_t attributes;
     sigset_t all, before;
     if (!pool.has_fork_handler)
@@ -274,8 +275,11 @@ static void grow(int wanted)
         return;
     find_cpus();
     (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    /* Signals are for the threads that the program knows. */
+    /* Signals are for the threads that the program knows, but a fault is the thread's own: blocked, it would
+     * end the process whatever handler there is. */
     sigfillset(&all);
+    for (int i = 0; i < (int)(sizeof faults / sizeof *faults); i++)
+        sigdelset(&all, faults[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int count = atomic_load(&pool.count);
     for (; count < wanted; count++) {

@@ -224,6 +224,28 @@ lib.dk_parallel(NativeRun(4).cdata, 50, call, ffi.NULL)
 print("ended")
 """
 
+FAULT = """
+import os, tempfile, threading
+from edgedsv4.formats.mapped_file import MappedFile
+from edgedsv4.formats.sigbus import install_guard
+from edgedsv4.kernels.native.library import NativeRun, library
+lib, ffi = library()
+install_guard()
+with tempfile.NamedTemporaryFile() as weights:
+    weights.write(bytes([7]) * 65536)
+    weights.flush()
+    view = MappedFile.open(weights.name).view(0, 65536)
+    os.truncate(weights.name, 0)
+    both = threading.Barrier(2)
+    def read(_data, task):
+        both.wait(60)  # so that one task is a worker's
+        found.append(int(view[32768 * task]))
+    found = []
+    call = ffi.callback("void(void *, int64_t)", read)
+    lib.dk_parallel(NativeRun(2).cdata, 2, call, ffi.NULL)
+    print(found)
+"""
+
 
 def output_of(program: str) -> str:
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
@@ -244,3 +266,7 @@ def test_a_forked_child_has_a_pool_of_its_own() -> None:
 
 def test_a_program_ends_while_workers_sleep() -> None:
     assert output_of(ENDING) == "ended"
+
+
+def test_a_fault_in_a_worker_reaches_the_guard() -> None:
+    assert output_of(FAULT) == "[0, 0]"
