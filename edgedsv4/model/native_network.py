@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 _PLAIN_FLOATS = ("F32", "F16", "BF16", "F64")
 LARGEST_INDEX_DIM = 1024
 """Width of an index key that the C kernels can score."""
+LARGEST_HEAD_DIM, LARGEST_COMPRESSED_DIM = 16384, 4096
+"""Width of a key/value row that they can attend to, and that they can pool (`kernels.h`)."""
 
 
 def native_obstacle(numerics: Numerics) -> str | None:
@@ -71,6 +73,9 @@ def model_obstacle(config: ModelConfig, block_types: Iterable[str]) -> str | Non
         return f"the C kernels cannot read weights of type {', '.join(unknown)}"
     if 4 in config.compress_ratios and not 32 <= config.index_dim <= LARGEST_INDEX_DIM:
         return f"the C kernels score index keys of 32..{LARGEST_INDEX_DIM} dims"
+    largest = LARGEST_COMPRESSED_DIM if any(config.compress_ratios) else LARGEST_HEAD_DIM
+    if config.head_dim > largest:
+        return f"the C kernels take heads of at most {largest} dims here, not {config.head_dim}"
     return None
 
 

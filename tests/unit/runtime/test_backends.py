@@ -75,6 +75,32 @@ def test_a_type_that_the_c_kernels_cannot_read_is_named(
         choice(checkpoint, backend="native")
 
 
+@pytest.mark.parametrize(
+    ("ratio", "changes", "limit"),
+    [
+        (0, {"head_dim": 16400}, "at most 16384"),
+        (4, {"head_dim": 4112}, "at most 4096"),
+        (128, {"head_dim": 4112}, "at most 4096"),
+        (4, {"index_dim": 2048}, "32..1024"),
+        (4, {"index_dim": 16}, "32..1024"),
+    ],
+)
+def test_a_shape_beyond_the_c_kernels_is_named(
+    ratio: int, changes: dict[str, int], limit: str
+) -> None:
+    config = tiny_config(compress_ratios=(ratio,), num_hash_layers=0, **changes)
+    assert limit in str(native_network.model_obstacle(config, ["F32"]))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "changes"),
+    [(0, {"head_dim": 16384}), (128, {"head_dim": 4096}), (4, {"index_dim": 1024})],
+)
+def test_the_largest_shapes_of_the_c_kernels_are_taken(ratio: int, changes: dict[str, int]) -> None:
+    config = tiny_config(compress_ratios=(ratio,), num_hash_layers=0, **changes)
+    assert native_network.model_obstacle(config, ["F32"]) is None
+
+
 def test_weights_without_int8_products_are_named(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
