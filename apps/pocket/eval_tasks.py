@@ -324,6 +324,7 @@ TASKS: tuple[Task, ...] = (
     Task(recall, "recall-L-T1-4096", 0.1),
     Task(recall, "recall-L-T1-8192", 0.04),
     Task(recall, "recall-L-T1-16384", 0.02),
+    Task(recall, "recall-L-T1-32768", 0.005),
     Task(random_recall, "recall-L-T1-1024", 0.1),
     Task(random_recall, "recall-L-T1-4096", 0.06),
     Task(random_recall, "recall-L-T1-8192", 0.03),
