@@ -21,6 +21,8 @@ from edgedsv4.kernels.precision import accumulator
 if TYPE_CHECKING:
     from edgedsv4.config import Backend
 
+_LARGEST_NATIVE_DIM = 1024
+
 
 def index_scores(q: Tensor, keys: Tensor, weights: Tensor, *, backend: Backend = "auto") -> Tensor:
     """Score every index key against every query.
@@ -38,7 +40,10 @@ def index_scores(q: Tensor, keys: Tensor, weights: Tensor, *, backend: Backend =
     Raises:
         ShapeError: if T, heads or dims disagree.
     """
-    chosen = resolve_backend(backend, available_on(q, keys, weights), operation="index_scores")
+    available = available_on(q, keys, weights)
+    if q.shape[-1] > _LARGEST_NATIVE_DIM:
+        available = ("reference",)
+    chosen = resolve_backend(backend, available, operation="index_scores")
     if q.shape[:2] != weights.shape or q.shape[-1] != keys.shape[-1]:
         raise ShapeError(
             f"index_scores: q {list(q.shape)}, keys {list(keys.shape)},"

@@ -37,3 +37,8 @@ def test_no_keys_give_no_scores() -> None:
 def test_disagreeing_shapes_are_refused() -> None:
     with pytest.raises(ShapeError, match="index_scores"):
         index_scores(torch.ones(2, 3, 4), torch.ones(5, 3), torch.ones(2, 3))
+
+
+def test_keys_wider_than_the_c_kernels_take_are_scored() -> None:
+    q, keys = torch.ones(1, 2, 4608), torch.ones(3, 4608)
+    assert index_scores(q, keys, torch.ones(1, 2)).tolist() == [[9216.0] * 3]
