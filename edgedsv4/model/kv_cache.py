@@ -131,7 +131,11 @@ class CacheCheckpoint:
 
 
 class KvCache:
-    """State of one timeline through all layers of a model (or of its draft block)."""
+    """State of one timeline through all layers of a model (or of its draft block).
+
+    While rings are written the length is 0, so that an interrupt between two statements leaves an
+    empty timeline and never one whose rows are not its own; what its rings say is then void.
+    """
 
     def __init__(
         self,
@@ -148,9 +152,10 @@ class KvCache:
 
     def commit(self, count: int) -> None:
         """Make the `count` tokens just evaluated part of the timeline."""
-        self.length += count
+        end = self._begin_writing() + count
         for _, ring in self._rings():
-            ring.commit(self.length)
+            ring.commit(end)
+        self.length = end
 
     def discard(self) -> None:
         """Forget what a failed forward had staged."""
@@ -160,6 +165,8 @@ class KvCache:
     @property
     def rewind_floor(self) -> int:
         """Lowest length that `rewind` can go to."""
+        if self.length == 0:
+            return 0
         return max(layer.rewind_floor() for layer in self.layers.values())
 
     def rewind(self, length: int) -> None:
@@ -186,7 +193,7 @@ class KvCache:
         """
         saved: list[tuple[int, Parts]] = []
         nbytes = 0
-        for layer, ring in self._rings():
+        for layer, ring in self._rings() if self.length else ():
             # One position more than the next token needs: the last one can be evaluated again.
             # After a long rewind the ring may have lost just that one.
             first = max(ring.oldest, layer.first_needed(ring, max(0, self.length - 1)))
@@ -199,6 +206,10 @@ class KvCache:
         """Go back to a checkpoint of this cache."""
         if checkpoint.position > self.length:
             raise IndexError(f"checkpoint at {checkpoint.position} is past the end {self.length}")
+        if checkpoint.position == 0:
+            self.rewind(0)
+            return
+        self._begin_writing()
         for (_, ring), (first, parts) in zip(self._rings(), checkpoint.rings, strict=True):
             ring.load(parts, first, checkpoint.position)
             ring.oldest = first
@@ -216,6 +227,14 @@ class KvCache:
     def nbytes(self) -> int:
         """Bytes allocated: rings, and rows for the whole capacity."""
         return self.ring_bytes() + self.growing_bytes(self.capacity)
+
+    def _begin_writing(self) -> int:
+        """Let the timeline be empty until the length is set again; the length it had."""
+        length, self.length = self.length, 0
+        if length == 0:
+            for _, ring in self._rings():
+                ring.oldest = 0
+        return length
 
     def _rings(self) -> Iterator[tuple[LayerCache, PositionRing]]:
         for layer in self.layers.values():

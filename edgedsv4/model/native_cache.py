@@ -52,10 +52,11 @@ class NativeKvCache(KvCache):
     def commit_staged(self, step: Any, count: int) -> None:
         """Make the `count` tokens of a `dk_step` part of the timeline."""
         lib, _ = library()
+        end = self._begin_writing() + count
         lib.dk_commit(self.states, len(self.states), step)
-        end = self.length = self.length + count
         for ring, slots in self._ring_slots:
             ring.oldest = max(ring.oldest, end - slots)
+        self.length = end
 
     def _fill_state(self, state: Any, plan: LayerPlan, layers: NativeLayers) -> None:
         layer: LayerCache = self.layers[plan.layer]

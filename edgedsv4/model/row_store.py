@@ -196,7 +196,7 @@ class PositionRing:
 
     def stored(self, first: int, stop: int) -> Parts:
         """Committed rows of positions first..stop-1 as stored (copies)."""
-        if first < self.oldest or stop - first > self._slots:
+        if first < stop and (first < self.oldest or stop - first > self._slots):
             raise IndexError(f"ring holds positions from {self.oldest}, asked for {first}..{stop}")
         slots = torch.arange(first, stop, device=self._parts[0].device) % self._slots
         return tuple(part[slots] for part in self._parts)

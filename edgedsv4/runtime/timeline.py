@@ -294,6 +294,9 @@ class Timeline:
             self._cut(length)
         self._rows = None
         self._certain = self.capacity
+        # Also what an interrupt kept from being dropped.
+        self.checkpoints.drop_from(length + 1)
+        del self._ids[length:]
 
     def _cut(self, length: int) -> None:
         """Drop what the rings can drop."""
@@ -319,6 +322,7 @@ class Timeline:
         """Drop tokens without evaluating any, to `length` or the nearest lower place possible."""
         if length == self.length:
             return length
+        self._logits = None  # first, so that an interrupt cannot leave those of another place
         if length and length < self._cache.rewind_floor:
             self._restore_near(length)
         if length == 0 or self._cache.rewind_floor <= length <= self.length:
@@ -328,7 +332,8 @@ class Timeline:
         here = self.checkpoints.at_or_before(reached)
         if here is not None and here.position != reached:
             here = None
-        self._logits = None if here is None else here.logits
+        if here is not None:
+            self._logits = here.logits
         if self._speculation is not None:
             self._speculation.rewind(reached, None if here is None else here.streams)
         self.checkpoints.drop_from(reached + 1)
