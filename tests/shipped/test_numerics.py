@@ -78,7 +78,8 @@ def divergence(
 def test_default_profile_predicts_what_the_exact_one_does(exact: Engine, default: Engine) -> None:
     found = divergence(exact, default, PLAIN)
     assert len(found.nats) > 2000
-    # Measured 1.2e-4 over all tokens and 7e-6 over those the model says; 0.002 is the promise.
+    # Measured 1.2e-4 over all tokens and 4e-5 over those the model says, most of it from products
+    # in int8 (1.7e-5 and 8e-6 without); 0.002 is the promise.
     assert found.nats.mean() < 0.002
     assert found.nats[found.is_said].mean() < 0.0002
 
@@ -87,10 +88,9 @@ def test_default_profile_is_as_close_behind_tool_descriptions(
     exact: Engine, default: Engine
 ) -> None:
     found = divergence(exact, default, (tool_document,))
-    # Measured 2e-6 over what the model says. Over the fixed instructions before it, which it was
-    # never trained to predict, 5e-3: there single tokens choose another expert or row (1 nat).
+    # Measured 1e-4 and 2.5e-5: the fixed instructions, too, are text that it was trained on.
     assert found.nats[found.is_said].mean() < 0.0002
-    assert found.nats.mean() < 0.02
+    assert found.nats.mean() < 0.002
 
 
 # A sum that differs in its last bit turns a stored code of the default profile into its neighbour
@@ -136,4 +136,4 @@ def test_draft_block_predicts_the_greedy_continuation_of_a_story(exact: Engine) 
     said = ids[played.prompt_tokens + 1 :]
     assert len(said) > 100
     accepted = float((drafts == said).double().mean())
-    assert accepted >= 0.6  # measured 0.91
+    assert accepted >= 0.6  # measured 0.82
