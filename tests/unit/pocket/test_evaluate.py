@@ -82,7 +82,8 @@ def test_random_rows_are_visible_ones() -> None:
 
 def test_session_and_model_give_the_same_logits() -> None:
     ids = [0, *range(300, 340)]
-    with Engine.open(MODEL, EngineOptions(threads=1)) as engine, open_model(MODEL) as model:
+    options = EngineOptions(threads=1, profile="exact")
+    with Engine.open(MODEL, options) as engine, open_model(MODEL, profile="exact") as model:
         ours = through_session(engine)(ids, 30)
         theirs = through_model(model, random_selection(seed=1))(ids, 30)
     assert ours.shape == (11, 4096)
