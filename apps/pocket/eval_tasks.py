@@ -119,15 +119,16 @@ def opened(setting: Setting, profile: Profile = "default") -> Iterator[tuple[Eng
 
 def replies(setting: Setting, name: str, count: int) -> list[Row]:
     """Greedy replies to the documents of a set."""
-    scores, ended, parsed, scorer = [], [], [], ""
+    scores, ended, parsed, answered, scorer = [], [], [], [], ""
     with opened(setting) as (engine, documents), engine.new_session(context=REPLY_CONTEXT) as chat:
         for document in documents.of(name, count):
             for place, check in document.checks.items():
                 if check.scorer == "mentions" and not check.expected:
                     continue
-                if name.startswith("stories") and check.scorer != "mentions":
-                    continue
                 judged = judge_reply(chat, document, place)
+                if name.startswith("stories") and check.scorer != "mentions":
+                    answered.append(float(judged.score == 1.0))
+                    continue
                 scores.append(judged.score)
                 ended.append(float(judged.has_ended))
                 if check.scorer in ("json", "tool_call"):
@@ -142,6 +143,7 @@ def replies(setting: Setting, name: str, count: int) -> list[Row]:
         *share_row(name, measure, scores, "greedy"),
         *share_row(name, "ended by the model", ended, "greedy"),
         *share_row(name, f"{scorer} parses", parsed, "greedy"),
+        *share_row(name, "right answers to questions on the story", answered, "greedy"),
     ]
 
 
