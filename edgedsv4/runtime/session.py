@@ -21,6 +21,7 @@ from edgedsv4.config import SamplingOptions
 from edgedsv4.errors import BusyError, CancelledError, ConfigError, Dsv4Error
 from edgedsv4.runtime.replies import ReplyLoop, SampledTurns
 from edgedsv4.runtime.sampler import Sampler
+from edgedsv4.runtime.single_user import SingleUser, Use
 from edgedsv4.runtime.timeline import Logits, Progress, Timeline
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Session:
 
     def __init__(self, parts: SessionParts, capacity: int) -> None:
         self._parts = parts
-        self._lock = threading.Lock()
+        self._user = SingleUser()
         self._cancel = _CancelFlag()
         self._open_iterators: weakref.WeakSet[Generator[object]] = weakref.WeakSet()
         self._iterators_lock = threading.Lock()
@@ -290,12 +291,13 @@ class Session:
                 iterator.close()
             except ValueError:
                 raise _busy() from None
-        if not self._lock.acquire(blocking=False):
-            raise _busy()
+        use = Use()
         try:
+            if not self._user.take(use):
+                raise _busy()
             self._timeline = None
         finally:
-            self._lock.release()
+            self._user.give_back(use)
 
     def __enter__(self) -> Self:
         return self
@@ -340,14 +342,15 @@ class Session:
     @contextmanager
     def _working(self) -> Iterator[Timeline]:
         """Be the only one at work; a cancel that came before does not count."""
-        if not self._lock.acquire(blocking=False):
-            raise _busy()
+        use = Use()
         try:
+            if not self._user.take(use):
+                raise _busy()
             timeline = self._live
             self._cancel.value = False
             yield timeline
         finally:
-            self._lock.release()
+            self._user.give_back(use)
 
     @property
     def _live(self) -> Timeline:
