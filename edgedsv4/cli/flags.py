@@ -176,7 +176,14 @@ ENGINE_FLAGS = (
         "exact rounds nothing, default stores FP8 rows and FP4 index keys and multiplies with int8",
         get_args(Profile),
     ),
-    _option("--backend", "backend", "B", None, "which implementation computes", get_args(Backend)),
+    _option(
+        "--backend",
+        "backend",
+        "B",
+        None,
+        "which implementation computes (no Triton kernels yet)",
+        get_args(Backend),
+    ),
     _option("--dtype", "dtype", "T", None, "type the model computes in", get_args(Dtype)),
     _option("--chunk", "prefill_chunk", "N", parse_whole, "tokens evaluated at once in prefill"),
     _option(
