@@ -57,6 +57,7 @@ def introduce(model: str, terminal: Terminal) -> None:
     terminal.line(shipped.note)
     if shipped.prompts:
         terminal.line(f"Try: {' | '.join(shipped.prompts)}")
+        terminal.line("/reset before another topic: it is a small model. /help lists all commands.")
 
 
 class Chat:

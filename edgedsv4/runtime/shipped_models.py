@@ -42,9 +42,10 @@ SHIPPED_MODELS: Final[Mapping[str, ShippedModel]] = MappingProxyType(
                 " meanings, small sums and recall, and little else"
             ),
             prompts=(
-                "Tell me a story about a fox named Mia.",
+                # In an order that also works as one conversation.
                 "What does river mean?",
                 "What is 12 + 7?",
+                "Tell me a story about a fox named Mia.",
             ),
         ),
         RANDOM_TINY: ShippedModel(

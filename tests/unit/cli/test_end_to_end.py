@@ -51,9 +51,10 @@ def test_run_answers_and_repeats_itself_with_a_seed() -> None:
 
 def test_chat_without_a_model_talks_to_the_shipped_one() -> None:
     out = output("chat", "--threads", "1", "--temp", "0", stdin=b"Who are you?\n/exit\n")
-    note, examples, *conversation = out.splitlines()
+    note, examples, commands, *conversation = out.splitlines()
     assert note == edgedsv4.SHIPPED_MODELS["pocket-v4"].note
-    assert examples.startswith("Try: Tell me a story")
+    assert examples.startswith("Try: What does river mean?")
+    assert "/reset" in commands
     assert conversation[-1] == "I am the edgedsv4 pocket model. I only know simple things."
 
 

@@ -55,9 +55,10 @@ def test_default_model_is_the_one_the_help_names(talk: Talk) -> None:
 
 
 def test_shipped_model_says_what_it_is_and_what_to_try(talk: Talk) -> None:
-    note, examples = talk(scripted_engine(), "", "pocket-v4")[1].splitlines()
+    note, examples, commands = talk(scripted_engine(), "", "pocket-v4")[1].splitlines()
     assert note.startswith("pocket-v4 is a small demo model (23M parameters)")
     assert examples.count("|") == 2
+    assert "/help" in commands
 
 
 def test_next_turn_carries_the_conversation_with_its_thinking(talk: Talk) -> None:
