@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fresh_process import FRESH
 from fuzz.fuzz_gguf import ROOT, check_one, write_corpus
 
 CORPUS = Path(__file__).parent / "corpus" / "gguf"
@@ -70,6 +71,7 @@ if importlib.util.find_spec("atheris") is not None:
     def test_short_coverage_guided_run_finds_nothing(tmp_path: Path) -> None:
         done = subprocess.run(
             [
+                *FRESH,
                 sys.executable,
                 str(ROOT / "tests" / "fuzz" / "fuzz_gguf.py"),
                 str(tmp_path),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fresh_process import FRESH
 from fuzz.fuzz_reply import ROOT, check_one
 
 SEEDS = {
@@ -42,6 +43,7 @@ if importlib.util.find_spec("atheris") is not None:
             (tmp_path / name).write_bytes(content)
         run = subprocess.run(
             [
+                *FRESH,
                 sys.executable,
                 str(ROOT / "tests" / "fuzz" / "fuzz_reply.py"),
                 "-runs=10000",

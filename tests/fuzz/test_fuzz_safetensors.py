@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fresh_process import FRESH
 
 HERE = Path(__file__).parent
 CORPUS = sorted((HERE / "corpus" / "safetensors").iterdir())
@@ -82,6 +83,11 @@ if importlib.util.find_spec("atheris") is not None:
         ]
         environment = {"PYTHONPATH": str(HERE.parents[1])}
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, env=environment, check=False
+            [*FRESH, *command],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]

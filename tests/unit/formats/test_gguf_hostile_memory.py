@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gguf_bytes as gb
 import pytest
+from fresh_process import FRESH
 from gguf_refusal import with_pair
 
 from edgedsv4.errors import FormatError
@@ -85,7 +86,7 @@ except FormatError as error:
     made = with_pair(gb.pair("a", gb.ARRAY, gb.array(gb.STRING, [], count=count)))
     path = made.write(tmp_path / "a.gguf")
     done = subprocess.run(
-        [sys.executable, "-c", body, str(path)],
+        [*FRESH, sys.executable, "-c", body, str(path)],
         capture_output=True,
         text=True,
         cwd=ROOT,
