@@ -31,21 +31,26 @@ class Case:
     ids: np.ndarray
 
     def network(self) -> Network:
-        return Network(self.config, self.weights)
+        # Weights that want gradients keep torch computing every operation, as in training; a
+        # kernel's last bit would move roundings.
+        wanted = {
+            name: w.clone().requires_grad_(w.is_floating_point())
+            for name, w in self.weights.items()
+        }
+        return Network(self.config, wanted)
 
     def run(self, mode: Mode) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and draft logits of all positions."""
         network = self.network()
-        with torch.no_grad():
-            batch = network.sequences(torch.from_numpy(self.ids)[None], mode)
-            streams = network.trunk(batch)
-            following = torch.zeros_like(batch.tokens)
-            following[0, : TOKENS - 1] = torch.from_numpy(self.ids[1:])
-            drafted = network.draft(streams, following, batch)
-            return (
-                network.logits(streams)[:TOKENS],
-                network.logits(drafted, is_draft=True)[: TOKENS - 1],
-            )
+        batch = network.sequences(torch.from_numpy(self.ids)[None], mode)
+        streams = network.trunk(batch)
+        following = torch.zeros_like(batch.tokens)
+        following[0, : TOKENS - 1] = torch.from_numpy(self.ids[1:])
+        drafted = network.draft(streams, following, batch)
+        return (
+            network.logits(streams)[:TOKENS].detach(),
+            network.logits(drafted, is_draft=True)[: TOKENS - 1].detach(),
+        )
 
     def reference(self, profile: Profile) -> tuple[torch.Tensor, torch.Tensor]:
         """The same of the runtime's model."""
