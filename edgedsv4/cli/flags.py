@@ -307,7 +307,9 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
     given = _given(args, ENGINE_FLAGS)
     given["sigbus_guard"] = importlib.util.find_spec(_GUARD) is not None
     if not given["sigbus_guard"]:
-        logger.warning("the guard against shortened files is not built; `make setup` builds it")
+        logger.warning(
+            "the guard against shortened files is not built; `pip install -e .` builds it"
+        )
     return EngineOptions(**given)  # type: ignore[arg-type]  # the fields were parsed by name
 
 

@@ -44,7 +44,7 @@ def _load() -> _Library:
             module = importlib.import_module(_MODULE)
         except ImportError as error:
             raise BackendUnavailableError(
-                "the SIGBUS guard is not built: run `pip install -e . --no-build-isolation`"
+                "the SIGBUS guard is not built: `pip install -e .` builds it"
                 f" with a C compiler, or open without it ({error})"
             ) from error
         _State.library = cast("_Library", module.lib)

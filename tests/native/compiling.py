@@ -22,6 +22,11 @@ def kernel_files() -> list[Path]:
     return sorted(KERNELS.glob("*.c"))
 
 
+def all_files() -> list[Path]:
+    """Every C file of the package."""
+    return [*kernel_files(), *sorted((ROOT / "edgedsv4/formats/native").glob("*.c"))]
+
+
 def compile_all(
     compiler: list[str], files: list[Path], objects: Path, more: Sequence[str] = ()
 ) -> list[Path]:

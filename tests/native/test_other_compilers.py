@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from native.compiling import ROOT, compile_all, kernel_files
+from native.compiling import ROOT, all_files, compile_all, kernel_files
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def zig_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("target", ["x86_64-linux-gnu", "aarch64-linux-gnu"])
 def test_every_file_compiles(target: str, tmp_path: Path) -> None:
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-O1"]
-    objects = compile_all(zig, kernel_files(), tmp_path)
+    objects = compile_all(zig, all_files(), tmp_path)
     assert all(path.stat().st_size > 0 for path in objects)
 
 

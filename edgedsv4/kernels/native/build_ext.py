@@ -38,7 +38,7 @@ ffibuilder.set_source(
         "-Wall",
         "-Wextra",
         "-Wno-psabi",
-        "-Werror",
+        # Warnings are errors in the tests alone: a newer compiler's must not stop an installation.
     ],
     extra_link_args=["-lpthread", "-lm"],
 )
