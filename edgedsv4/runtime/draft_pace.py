@@ -70,6 +70,9 @@ class DraftPace:
     def _begin(self, steps: int, *, is_drafting: bool) -> None:
         if is_drafting and self.is_paused:
             self._drafted = _Average()
+        if not is_drafting:
+            # The first steps of a reply run with cold caches; kept, they would flatter the drafts.
+            self._plain = _Average()
         self.is_drafting, self.is_paused = is_drafting, False
         self._left, self._is_first = steps, True
 

@@ -77,3 +77,12 @@ def test_equal_speed_goes_on() -> None:
     pace = DraftPace()
     run(pace, PLAIN_STEPS + TRIAL_STEPS, drafted=1.0)
     assert pace.is_drafting
+
+
+def test_slow_first_steps_are_forgotten_when_plain_decoding_is_measured_again() -> None:
+    pace = DraftPace()
+    run(pace, PLAIN_STEPS, drafted=1.2, plain=5.0)
+    period = TRIALS_PER_PLAIN * TRIAL_STEPS
+    assert run(pace, period, drafted=1.2) == [True] * period
+    run(pace, PLAIN_STEPS + TRIAL_STEPS, drafted=1.2)
+    assert pace.is_paused
