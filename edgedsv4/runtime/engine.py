@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -136,9 +137,7 @@ class Engine:
             plan = _checked_plan(checkpoint, weights, options, memory_budget(device, options))
             report("open model", 1, 4)
             if options.verify:
-                verify_weights(
-                    bound, checkpoint.path, lambda done, total: report("verify", done, total)
-                )
+                verify_weights(bound, checkpoint.path, partial(report, "verify"))
             choice = choose_backend(bound, options, device)
             threads = options.threads or _default_threads(weights)
             network = load_model(bound, options, device, choice, threads)
@@ -146,19 +145,18 @@ class Engine:
                 torch.set_num_threads(threads)
             report("open model", 3, 4)
             tokenizer = _tokenizer(checkpoint)
-            notes = _notes(model, checkpoint, [*bound.warnings, *choice.notes], plan, options)
             report("open model", 4, 4)
             opened = _Opened(
-                checkpoint,
-                network,
-                tokenizer,
-                plan,
-                weights,
-                TokenBytes.of(bound),
-                choice,
-                threads,
-                notes,
-                stack.pop_all(),
+                checkpoint=checkpoint,
+                model=network,
+                tokenizer=tokenizer,
+                plan=plan,
+                weights=weights,
+                token_bytes=TokenBytes.of(bound),
+                choice=choice,
+                threads=threads,
+                notes=_notes(model, checkpoint, [*bound.warnings, *choice.notes], plan, options),
+                files=stack.pop_all(),
             )
         return cls(opened, options)
 
