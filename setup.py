@@ -7,7 +7,20 @@ from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
+
+
+class BuildPy(build_py):
+    """Puts the C headers, which stand at the top of the checkout, into an installed package too."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            folder = Path(self.build_lib, "edgedsv4", "capi", "include")
+            folder.mkdir(parents=True, exist_ok=True)
+            for header in Path("include").glob("dsv4.h*"):
+                shutil.copyfile(header, folder / header.name)
 
 
 class BuildExt(build_ext):
@@ -46,8 +59,9 @@ class BuildExt(build_ext):
 
 
 setup(
-    cmdclass={"build_ext": BuildExt},
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
     cffi_modules=[
+        "edgedsv4/capi/build_ext.py:ffibuilder",
         "edgedsv4/formats/native/build_ext.py:ffibuilder",
         "edgedsv4/kernels/native/build_ext.py:ffibuilder",
     ],

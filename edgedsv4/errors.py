@@ -7,6 +7,11 @@ carry the same facts as attributes, so that a caller never has to parse a messag
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
+
+Fault = Literal["format", "missing", "truncated", "checksum", "mismatch"]
+"""What is wrong with a file: its contents, that it is not there, that it ends too early, that a
+part does not have its checksum, or that it belongs to something else."""
 
 
 class Dsv4Error(Exception):
@@ -20,6 +25,7 @@ class FormatError(Dsv4Error):
         path: the file, or None for bytes that came from memory.
         offset: absolute byte offset of the fault, or None when it has no single place.
         problems: every fault found, in file order (at least one).
+        fault: what kind of fault it is, for callers that react to it.
     """
 
     def __init__(
@@ -29,10 +35,12 @@ class FormatError(Dsv4Error):
         path: str | Path | None = None,
         offset: int | None = None,
         problems: tuple[str, ...] = (),
+        fault: Fault = "format",
     ) -> None:
         self.path = None if path is None else Path(path)
         self.offset = offset
         self.problems = problems or (what,)
+        self.fault = fault
         where = "" if path is None else f"{path}: "
         at = "" if offset is None else f" (at byte {offset})"
         super().__init__(f"{where}{what}{at}")

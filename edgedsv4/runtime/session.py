@@ -219,7 +219,7 @@ class Session:
 
     def generate(
         self, options: SamplingOptions | None = None, *, stop_ids: Iterable[int] = ()
-    ) -> Iterator[int]:
+    ) -> Generator[int]:
         """Continue the timeline token by token, each yielded once it is part of it.
 
         Ends after a stop token (which joins the timeline but is not yielded), after
@@ -243,7 +243,7 @@ class Session:
         *,
         prompt: PromptOptions | None = None,
         on_progress: Progress | None = None,
-    ) -> Iterator[ReplyStep]:
+    ) -> Generator[ReplyStep]:
         """Answer a conversation.
 
         The whole conversation is rendered, brought into the timeline like `sync` does, and
@@ -270,6 +270,19 @@ class Session:
         """
         sampler = self._sampler(options or SamplingOptions())
         return self._tracked(self._reply(tuple(messages), sampler, prompt, on_progress))
+
+    @contextmanager
+    def stopping_when(self, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+        """Also stop what this thread does in the `with` block when `is_cancelled` says so.
+
+        Args:
+            is_cancelled: asked as often as the flag that `cancel` sets, so it must be cheap.
+        """
+        earlier = self._cancel.ask_also(is_cancelled)
+        try:
+            yield
+        finally:
+            self._cancel.ask_also(earlier)
 
     def cancel(self) -> None:
         """Stop the call or iterator that is working, with `CancelledError`; without one, nothing.
@@ -368,12 +381,23 @@ class _CancelFlag:
 
     def __init__(self) -> None:
         self.value = False
+        # Per thread: one that is told the session is busy must not touch what stops the other.
+        self._asked = threading.local()
+
+    def ask_also(self, is_cancelled: Callable[[], bool] | None) -> Callable[[], bool] | None:
+        """Ask this too in the calling thread; returns what was asked before."""
+        earlier: Callable[[], bool] | None = getattr(self._asked, "value", None)
+        self._asked.value = is_cancelled
+        return earlier
 
     def is_set(self) -> bool:
-        return self.value
+        if self.value:
+            return True
+        asked: Callable[[], bool] | None = getattr(self._asked, "value", None)
+        return asked is not None and asked()
 
     def check(self) -> None:
-        if self.value:
+        if self.is_set():
             raise CancelledError("cancelled; the session stands at its last complete token")
 
 

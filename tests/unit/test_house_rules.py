@@ -127,8 +127,11 @@ def test_c_file_says_what_it_is_for(path: Path) -> None:
 @every(MODULES)
 def test_functions_take_few_arguments(path: Path) -> None:
     in_kernels = path.is_relative_to(PACKAGE / "kernels")
+    in_capi = path.is_relative_to(PACKAGE / "capi")
     crowded = {}
     for node in functions_of(path):
+        if in_capi and node.name.startswith("dsv4_"):
+            continue  # its arguments are those of the C function it stands for
         names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
         if not in_kernels:
             names += [arg.arg for arg in node.args.kwonlyargs]

@@ -1,0 +1,136 @@
+"""The edge between C and Python: how functions are registered, and how exceptions become statuses.
+
+A function of the header is a Python function of the same name under `exported`. It takes cffi's
+values, returns 0 and raises what it likes; the exception becomes the status and the stored text of
+the thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from edgedsv4 import (
+    BackendUnavailableError,
+    BusyError,
+    CancelledError,
+    CapacityError,
+    ConfigError,
+    ContextFullError,
+    DeviceLostError,
+    ExpertReadError,
+    FormatError,
+    NumericError,
+    ShapeError,
+    UnsupportedModelError,
+)
+
+# By name, because import-linter takes a module that it cannot see for the package itself.
+_entry = importlib.import_module("edgedsv4.capi._entry")
+ffi: Any = _entry.ffi
+lib: Any = _entry.lib
+
+logger = logging.getLogger(__name__)
+
+Exported = TypeVar("Exported", bound=Callable[..., int])
+
+
+class AbiError(Exception):
+    """A struct that was compiled for another interface."""
+
+
+class BufferTooSmallError(Exception):
+    """A buffer does not hold the answer; the needed length is stored."""
+
+
+_STATUSES: tuple[tuple[type[BaseException], int], ...] = (
+    (AbiError, lib.DSV4_ERR_ABI),
+    (BufferTooSmallError, lib.DSV4_ERR_BUFFER),
+    (UnsupportedModelError, lib.DSV4_ERR_UNSUPPORTED),
+    (BackendUnavailableError, lib.DSV4_ERR_UNSUPPORTED),
+    (CapacityError, lib.DSV4_ERR_OUT_OF_MEMORY),
+    (MemoryError, lib.DSV4_ERR_OUT_OF_MEMORY),
+    (ContextFullError, lib.DSV4_ERR_CONTEXT_FULL),
+    (CancelledError, lib.DSV4_ERR_CANCELLED),
+    (BusyError, lib.DSV4_ERR_BUSY),
+    (DeviceLostError, lib.DSV4_ERR_DEVICE_LOST),
+    (NumericError, lib.DSV4_ERR_NUMERIC),
+    (ExpertReadError, lib.DSV4_ERR_IO),
+    (ConfigError, lib.DSV4_ERR_INVALID_ARGUMENT),
+    (ShapeError, lib.DSV4_ERR_INTERNAL),
+    (UnicodeError, lib.DSV4_ERR_INVALID_ARGUMENT),
+)
+_FAULTS = {
+    "format": lib.DSV4_ERR_FORMAT,
+    "missing": lib.DSV4_ERR_NOT_FOUND,
+    "truncated": lib.DSV4_ERR_TRUNCATED,
+    "checksum": lib.DSV4_ERR_CHECKSUM,
+    "mismatch": lib.DSV4_ERR_MISMATCH,
+}
+
+
+def exported(function: Exported) -> Exported:
+    """Register a function under the name it has in the header."""
+    name = function.__name__
+
+    def on_error(
+        _kind: type[BaseException], error: BaseException, _trace: TracebackType | None
+    ) -> int:
+        return report(name, error)
+
+    register = ffi.def_extern(name=f"py_{name}", error=lib.DSV4_ERR_INTERNAL, onerror=on_error)
+    register(function)
+    return function
+
+
+def status_of(error: BaseException) -> int:
+    """The status that stands for an exception."""
+    if type(error).__name__ == "OutOfMemoryError":
+        # torch's, which is not imported here for its name alone.
+        return int(lib.DSV4_ERR_DEVICE_MEMORY)
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            return int(status)
+    if isinstance(error, FormatError):
+        return int(_FAULTS[error.fault])
+    if isinstance(error, OSError):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return int(lib.DSV4_ERR_NO_SPACE)
+        return int(lib.DSV4_ERR_NOT_FOUND if error.errno == errno.ENOENT else lib.DSV4_ERR_IO)
+    return int(lib.DSV4_ERR_INTERNAL)
+
+
+def report(function: str, error: BaseException) -> int:
+    """Store an exception as the last error of this thread; returns its status."""
+    status = status_of(error)
+    text = str(error) or type(error).__name__
+    if status == lib.DSV4_ERR_INTERNAL:
+        logger.error("%s failed", function, exc_info=error)
+        text = f"{type(error).__name__}: {text}"
+    path = getattr(error, "path", None) or getattr(error, "filename", None) or ""
+    name = str(getattr(error, "name", None) or "")
+    # Alive until the library has copied them.
+    kept = [ffi.new("char[]", _bytes(value)) for value in (text, str(path), name)]
+    info = ffi.new("dsv4_error_info *")
+    info.status = status
+    info.text, info.path, info.name = kept
+    info.offset = _number(error, "offset")
+    info.needed = _number(error, "needed_bytes", "needed")
+    info.available = _number(error, "available_bytes", "capacity")
+    return int(lib.entry_fail(ffi.new("char[]", function.encode()), info))
+
+
+def _number(error: BaseException, *names: str) -> int:
+    for name in names:
+        value = getattr(error, name, None)
+        if isinstance(value, int):
+            return value
+    return -1
+
+
+def _bytes(text: str) -> bytes:
+    return text.replace("\0", "\\0").encode("utf-8", "replace")
