@@ -36,4 +36,5 @@ def start(hooks: int, abi_version: int) -> int:
     if not sys.argv:
         # Embedded, there is none, and some packages look at its first entry.
         sys.argv = ["libdsv4"]
+    model.silence_logs()
     return int(lib.entry_start(hooks))

@@ -95,10 +95,13 @@ class _LogHandler(logging.Handler):
 
 
 _root = logging.getLogger("edgedsv4")
-# Without a callback nothing is printed: Python would write warnings to stderr.
-_root.addHandler(logging.NullHandler())
-_root.propagate = False
 _log_handlers: list[_LogHandler] = []
+
+
+def silence_logs() -> None:
+    """Keep log lines from stderr, where Python writes warnings as long as nobody takes them."""
+    _root.addHandler(logging.NullHandler())
+    _root.propagate = False
 
 
 @exported

@@ -318,6 +318,7 @@ def _reply(
     messages, prompt = conversation
     steps = session.reply(messages, options, prompt=prompt, on_progress=watched.progress("prefill"))
     before = session.totals.generated
+    has_stopped = False
     with outcome.written(), watched.on(session), closing(steps):
         outcome.struct.finish_reason = lib.DSV4_FINISH_CANCELLED
         try:
@@ -325,11 +326,13 @@ def _reply(
                 if isinstance(step, DoneEvent):
                     outcome.take(step.stats)
                     outcome.struct.finish_reason = _FINISH[step.finish_reason]
-                    continue
-                outcome.struct.tool_calls += isinstance(step, ToolCallEvent)
-                outcome.struct.generated_tokens = session.totals.generated - before
-                if sink.send(step, outcome.struct.generated_tokens):
-                    return
+                elif not has_stopped:
+                    outcome.struct.tool_calls += isinstance(step, ToolCallEvent)
+                    outcome.struct.generated_tokens = session.totals.generated - before
+                    if sink.send(step, outcome.struct.generated_tokens):
+                        # Not closed: the session then reports what was done so far.
+                        has_stopped = True
+                        session.cancel()
         except CancelledError:
-            watched.check()
-            raise
+            if not has_stopped:
+                raise
