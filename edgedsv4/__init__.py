@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from edgedsv4.errors import NumericError as NumericError
     from edgedsv4.errors import ShapeError as ShapeError
     from edgedsv4.errors import SnapshotError as SnapshotError
+    from edgedsv4.errors import StorageError as StorageError
     from edgedsv4.errors import UnsupportedModelError as UnsupportedModelError
+    from edgedsv4.formats.snapshot_file import SnapshotInfo as SnapshotInfo
+    from edgedsv4.formats.snapshot_file import inspect_snapshot as inspect_snapshot
     from edgedsv4.runtime.benchmark import BenchOptions as BenchOptions
     from edgedsv4.runtime.benchmark import SpeedReading as SpeedReading
     from edgedsv4.runtime.benchmark import SpeedReport as SpeedReport
@@ -96,7 +99,12 @@ _HOME = {
         "NumericError",
         "ShapeError",
         "SnapshotError",
+        "StorageError",
         "UnsupportedModelError",
+    ),
+    "edgedsv4.formats.snapshot_file": (
+        "SnapshotInfo",
+        "inspect_snapshot",
     ),
     "edgedsv4.runtime.benchmark": (
         "BenchOptions",
@@ -230,9 +238,11 @@ __all__ = [
     "ShapeError",
     "ShippedModel",
     "SnapshotError",
+    "SnapshotInfo",
     "SpeedReading",
     "SpeedReport",
     "StepStats",
+    "StorageError",
     "SyncReport",
     "TextEvent",
     "ThinkingEvent",
@@ -244,6 +254,7 @@ __all__ = [
     "chat_from_json",
     "convert_model",
     "inspect_model",
+    "inspect_snapshot",
     "measure_speed",
     "messages_from_json",
     "open_text",

@@ -6,6 +6,7 @@ carry the same facts as attributes, so that a caller never has to parse a messag
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import Literal
 
@@ -52,6 +53,24 @@ class UnsupportedModelError(FormatError):
 
 class SnapshotError(FormatError):
     """A saved session is damaged, or belongs to another model or layout."""
+
+
+class StorageError(Dsv4Error, OSError):
+    """A file could not be read or written, by the system's word: missing, full disk, no right.
+
+    Attributes:
+        what: the message without the file.
+        path: the file, or None when only an open file object was given.
+        errno: the system's number for it (`errno.ENOSPC`, `errno.ENOENT`, ...), None without one.
+    """
+
+    def __init__(
+        self, what: str, *, path: str | PathLike[str] | None = None, errno: int | None = None
+    ) -> None:
+        self.what = what
+        self.path = None if path is None else Path(path)
+        self.errno = errno
+        super().__init__(what if path is None else f"{path}: {what}")
 
 
 class ConfigError(Dsv4Error):

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from edgedsv4.config import EngineOptions
 from edgedsv4.errors import NumericError
-from edgedsv4.runtime.session import SessionParts
+from edgedsv4.runtime.session_parts import SessionParts
 from edgedsv4.text.prompt import render_prompt
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
+    from edgedsv4.formats.snapshot_header import SnapshotModel
     from edgedsv4.model.hooks import ForwardHooks
     from edgedsv4.text.tokenizer import Tokenizer
 
@@ -153,6 +154,11 @@ def _logits_of(digest: int, vocab_size: int) -> np.ndarray:
     return (mixed / 2**31 - 1).astype(np.float32)
 
 
+def no_owner() -> SnapshotModel:
+    """A model that has no file can save no session."""
+    raise AssertionError("this model has no file")
+
+
 def fake_parts(
     model: FakeModel, tokenizer: Tokenizer | None = None, **options: object
 ) -> SessionParts:
@@ -164,4 +170,6 @@ def fake_parts(
         options=EngineOptions(**options),  # type: ignore[arg-type]
         render=lambda messages, chosen: render_prompt(messages, variant="v4", options=chosen),
         check_files=lambda: None,
+        owner=no_owner,
+        check_room=lambda _tokens: None,
     )

@@ -51,4 +51,4 @@ def dsv4_session_load_memory(session: Any, state: Any, size: int, call: Any) -> 
 @exported
 def dsv4_snapshot_inspect_json(path: Any, buffer: Any, capacity: int, size: Any) -> int:
     """`inspect_snapshot`."""
-    return put_json(inspect_snapshot(path_of(path)), buffer, capacity, size)
+    return put_json(inspect_snapshot(path_of(path)).to_json(), buffer, capacity, size)

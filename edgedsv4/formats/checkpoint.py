@@ -37,6 +37,8 @@ EncodingHint = Literal["v4", "v4-0731"]
 _GGUF_MAGIC: Final = b"GGUF"
 _PACK_MAGIC: Final = b"SGLANG-EXPERTPACK-v1"
 _TEXT_LIMIT_BYTES: Final = 4 << 20
+_SAMPLED_TENSORS: Final = 1024
+_SAMPLE_BYTES: Final = 64
 _LATER_RELEASES: Final = ("0731", "0813", "Beyond maximum")
 _TEMPLATE_FILES: Final = (
     "chat_template.jinja",
@@ -68,6 +70,22 @@ class Checkpoint:
     """Prompt encoding that goes with the release, as far as the file tells."""
     files: tuple[MappedFile, ...]
     """The mappings that the tensors point into."""
+    main: Checkpoint | None = None
+    """The model alone, where an MTP block of another file was added to it."""
+
+    def weights_sha256(self) -> str:
+        """Hex digest of samples of the tensor data, by which models of one form are told apart.
+
+        Of at most 1,024 tensors the first and the middle 64 bytes are read: a few milliseconds from
+        a warm file, and a page or two of each tensor from a cold one.
+        """
+        digest = hashlib.sha256()
+        records = list(self.tensors.values())
+        for record in records[:: 1 + len(records) // _SAMPLED_TENSORS]:
+            for place in (0, record.nbytes // 2):
+                count = min(_SAMPLE_BYTES, record.nbytes - place)
+                digest.update(record.file.view(record.offset + place, count).data)
+        return digest.hexdigest()
 
     def check_unchanged(self) -> None:
         """Raise `FormatError` if a file was modified, replaced or shortened since it was opened."""
@@ -151,6 +169,7 @@ def attach_draft(checkpoint: Checkpoint, path: Path) -> Checkpoint:
         tensors={**checkpoint.tensors, **added},
         identity_sha256=digest.hexdigest(),
         files=(*checkpoint.files, *sidecar.files),
+        main=checkpoint,
     )
 
 

@@ -32,22 +32,33 @@ def read_json_object(path: Path, *, limit_bytes: int) -> dict[str, JsonValue]:
     if size > limit_bytes:
         raise FormatError(f"{size:,} bytes, expected at most {limit_bytes:,}", path=path)
     try:
-        text = path.read_bytes().decode("utf-8")
+        return parse_json_object(path.read_bytes())
+    except OSError as error:
+        raise FormatError(f"cannot be read: {error}", path=path) from error
+    except ValueError as error:
+        raise FormatError(str(error), path=path) from error
+
+
+def parse_json_object(data: bytes) -> dict[str, JsonValue]:
+    """Parse bytes that must hold one JSON object, with the same strictness.
+
+    Raises:
+        ValueError: it does not; the message continues a sentence ("the file ...").
+    """
+    try:
         value: JsonValue = json.loads(
-            text,
+            data.decode("utf-8"),
             object_pairs_hook=_unique,
             parse_constant=_refuse_constant,
             parse_float=_finite,
             parse_int=_bounded,
         )
     except RecursionError as error:
-        raise FormatError("is not usable JSON: nested too deep", path=path) from error
-    except OSError as error:
-        raise FormatError(f"cannot be read: {error}", path=path) from error
+        raise ValueError("is not usable JSON: nested too deep") from error
     except ValueError as error:
-        raise FormatError(f"is not usable JSON: {error}", path=path) from error
+        raise ValueError(f"is not usable JSON: {error}") from error
     if not isinstance(value, dict):
-        raise FormatError(f"must hold a JSON object, found {type(value).__name__}", path=path)
+        raise ValueError(f"must hold a JSON object, found {type(value).__name__}")
     return value
 
 

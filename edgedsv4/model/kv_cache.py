@@ -75,7 +75,7 @@ class LayerCache:
     def __init__(
         self, config: ModelConfig, plan: LayerPlan, numerics: Numerics, capacity: int
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self._window = config.window
         kv_rows = numerics.kv_rows(config)
         self.window = PositionRing(kv_rows, config.window + REWIND_TOKENS)
@@ -92,6 +92,10 @@ class LayerCache:
     def rings(self) -> Iterator[PositionRing]:
         """Every ring of the layer, window first."""
         yield self.window
+        yield from self.raw_rings()
+
+    def raw_rings(self) -> Iterator[PositionRing]:
+        """Rings of unfinished windows: the compressor's, then the indexer's."""
         for part in (self.compressor, self.indexer):
             if part is not None:
                 yield part.raw
@@ -100,7 +104,7 @@ class LayerCache:
         """First position of `ring` that evaluating `position` reads."""
         if ring is self.window:
             return max(0, position - (self._window - 1))
-        return self._plan.first_raw_position(position)
+        return self.plan.first_raw_position(position)
 
     def rewind_floor(self) -> int:
         """Lowest position that can come next without reading what the rings have lost."""
@@ -111,13 +115,13 @@ class LayerCache:
             return 0
         if ring is self.window:
             return ring.oldest + self._window - 1
-        ratio = self._plan.ratio
-        return ratio * (-(-ring.oldest // ratio) + (1 if self._plan.has_overlap else 0))
+        ratio = self.plan.ratio
+        return ratio * (-(-ring.oldest // ratio) + (1 if self.plan.has_overlap else 0))
 
     def growing_bytes(self, length: int) -> int:
         """Bytes of compressed rows and index keys of `length` tokens."""
         parts = (part for part in (self.compressor, self.indexer) if part is not None)
-        return sum(self._plan.visible_rows(length) * part.rows.row_bytes for part in parts)
+        return sum(self.plan.visible_rows(length) * part.rows.row_bytes for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class CacheCheckpoint:
 
     position: int
     rings: tuple[tuple[int, Parts], ...]
-    """(first position, rows), in the order of layers and rings."""
+    """(first position, rows), in the order of `KvCache.rings`."""
     nbytes: int
 
 
@@ -215,6 +219,10 @@ class KvCache:
             ring.oldest = first
         self.length = checkpoint.position
 
+    def rings(self) -> Iterator[PositionRing]:
+        """Every ring: the window rings of all layers, then the rings of unfinished windows."""
+        return (ring for _, ring in self._rings())
+
     def growing_bytes(self, length: int | None = None) -> int:
         """Bytes of compressed rows and index keys of `length` tokens (default: those held now)."""
         count = self.length if length is None else length
@@ -238,5 +246,7 @@ class KvCache:
 
     def _rings(self) -> Iterator[tuple[LayerCache, PositionRing]]:
         for layer in self.layers.values():
-            for ring in layer.rings():
+            yield layer, layer.window
+        for layer in self.layers.values():
+            for ring in layer.raw_rings():
                 yield layer, ring

@@ -180,6 +180,15 @@ class PositionRing:
         return self._slots
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self._codec.row_bytes
+
+    def allocate(self, count: int) -> Parts:
+        """Memory for `count` rows as this ring stores them, not initialised."""
+        return self._codec.allocate(count)
+
+    @property
     def parts(self) -> Parts:
         """The memory of the ring."""
         return self._parts

@@ -56,6 +56,10 @@ class TurnCheckpoints:
         """Places that can be returned to, ascending."""
         return tuple(kept.position for kept in self._kept)
 
+    def newest(self, count: int) -> tuple[TurnCheckpoint, ...]:
+        """The last `count` checkpoints, ascending."""
+        return tuple(self._kept[max(0, len(self._kept) - count) :])
+
     def nbytes(self) -> int:
         """Bytes of all checkpoints."""
         return sum(kept.nbytes for kept in self._kept)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -39,8 +39,10 @@ from edgedsv4.runtime.memory_plan import (
     weight_items,
     workspace_bytes,
 )
-from edgedsv4.runtime.session import Session, SessionParts
+from edgedsv4.runtime.session import Session
+from edgedsv4.runtime.session_parts import SessionParts
 from edgedsv4.runtime.shipped_models import SHIPPED_MODELS, open_model
+from edgedsv4.runtime.snapshot import session_owner
 from edgedsv4.runtime.token_bytes import TokenBytes, cache_read_bytes
 from edgedsv4.runtime.verify import verify_weights
 from edgedsv4.text.prompt import render_prompt
@@ -51,8 +53,11 @@ if TYPE_CHECKING:
 
     from edgedsv4.config import ModelConfig
     from edgedsv4.formats.checkpoint import Checkpoint
+    from edgedsv4.formats.snapshot_file import Source
+    from edgedsv4.formats.snapshot_header import SnapshotModel
     from edgedsv4.model.bound_weights import BoundWeights
     from edgedsv4.model.model import Model
+    from edgedsv4.runtime.timeline import Progress
     from edgedsv4.text.messages import Message, Prompt
     from edgedsv4.text.prompt import PromptOptions
 
@@ -82,6 +87,8 @@ class _Opened:
     threads: int
     notes: tuple[str, ...]
     files: ExitStack
+    owner: Callable[[], SnapshotModel]
+    """Which model saved sessions belong to."""
 
 
 class Engine:
@@ -157,6 +164,7 @@ class Engine:
                 threads=threads,
                 notes=_notes(model, checkpoint, [*bound.warnings, *choice.notes], plan, options),
                 files=stack.pop_all(),
+                owner=cache(partial(session_owner, checkpoint, tokenizer)),
             )
         return cls(opened, options)
 
@@ -210,6 +218,31 @@ class Engine:
             session = Session(self._parts(opened), capacity)
             self._sessions.add(session)
             return session
+
+    def load_session(
+        self, source: Source, *, context: int | None = None, on_progress: Progress | None = None
+    ) -> Session:
+        """Make a session of a saved one.
+
+        Args:
+            source: path of what `Session.save` wrote, or the bytes of `Session.save_bytes`.
+            context: tokens it can hold, no matter how many the saved one could; None takes
+                `self.context`.
+            on_progress: told (done, total) in bytes; whatever it raises ends the loading.
+
+        Raises:
+            SnapshotError: damaged, or of another model, tokenizer, profile or dtype.
+            ContextFullError: it has more tokens than `context`.
+            StorageError: the file is missing or cannot be read.
+            ConfigError, CapacityError: as `new_session`.
+        """
+        session = self.new_session(context=context)
+        try:
+            session.load(source, on_progress=on_progress)
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def render(self, messages: Sequence[Message], options: PromptOptions | None = None) -> Prompt:
         """The exact prompt of a conversation; `tokenizer.encode_pieces(prompt.pieces)` is its ids.
@@ -339,7 +372,14 @@ class Engine:
             options=self.options,
             render=self.render,
             check_files=opened.checkpoint.check_unchanged,
+            owner=opened.owner,
+            check_room=self._check_more,
+            backend=opened.choice.name,
         )
+
+    def _check_more(self, tokens: int) -> None:
+        with self._lock:
+            self._check_room(self._live, tokens)
 
     def _layout(self, opened: _Opened) -> StateLayout:
         options = self.options

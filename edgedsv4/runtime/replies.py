@@ -23,7 +23,7 @@ from edgedsv4.text.special_tokens import ASSISTANT, END_THINK, EOS
 
 if TYPE_CHECKING:
     from edgedsv4.runtime.sampler import Sampler
-    from edgedsv4.runtime.session import SessionParts
+    from edgedsv4.runtime.session_parts import SessionParts
     from edgedsv4.runtime.stats import DraftStats, SyncReport
     from edgedsv4.runtime.timeline import Progress, Timeline
     from edgedsv4.text.messages import Prompt
@@ -63,13 +63,18 @@ class SampledTurns:
     def __init__(self, limit_tokens: int) -> None:
         self._limit_tokens = limit_tokens
         self._ids: OrderedDict[Form, tuple[int, ...]] = OrderedDict()
+        self._num_tokens = 0
 
     def remember(self, form: Form, token_ids: Sequence[int]) -> None:
         """Use `token_ids` wherever a turn looks like `form`."""
-        self._ids.pop(form, None)
+        self._num_tokens += len(token_ids) - len(self._ids.pop(form, ()))
         self._ids[form] = tuple(token_ids)
-        while sum(map(len, self._ids.values())) > self._limit_tokens:
-            self._ids.popitem(last=False)
+        while self._num_tokens > self._limit_tokens:
+            self._num_tokens -= len(self._ids.popitem(last=False)[1])
+
+    def items(self) -> list[tuple[Form, tuple[int, ...]]]:
+        """Every pair, the one used least recently first."""
+        return list(self._ids.items())
 
     def encode(self, pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[int]:
         """Token ids of a prompt, remembered turns with the tokens they were sampled with."""

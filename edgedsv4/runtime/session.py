@@ -9,49 +9,40 @@ used.
 
 from __future__ import annotations
 
+import io
 import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from edgedsv4.config import SamplingOptions
-from edgedsv4.errors import BusyError, CancelledError, ConfigError, Dsv4Error
+from edgedsv4.errors import BusyError, ConfigError, Dsv4Error
+from edgedsv4.formats.snapshot_write import save_file
+from edgedsv4.runtime.cancel_flag import CancelFlag
 from edgedsv4.runtime.replies import ReplyLoop, SampledTurns
 from edgedsv4.runtime.sampler import Sampler
 from edgedsv4.runtime.single_user import SingleUser, Use
+from edgedsv4.runtime.snapshot import SnapshotContext, load_session, save_session
 from edgedsv4.runtime.timeline import Logits, Progress, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from os import PathLike
     from types import TracebackType
+    from typing import BinaryIO
 
-    from edgedsv4.config import EngineOptions
-    from edgedsv4.model.model import LogitRows, Model
+    from edgedsv4.formats.snapshot_file import Source
+    from edgedsv4.model.model import LogitRows
     from edgedsv4.runtime.replies import ReplyStep
+    from edgedsv4.runtime.session_parts import SessionParts
     from edgedsv4.runtime.stats import SessionTotals, SyncReport
-    from edgedsv4.text.messages import Message, Prompt
+    from edgedsv4.text.messages import Message
     from edgedsv4.text.prompt import PromptOptions
-    from edgedsv4.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionParts:
-    """What an engine lends to each of its sessions."""
-
-    model: Model
-    tokenizer: Tokenizer | None
-    """None for a model without one; it has sessions but no replies."""
-    variant: str
-    """Prompt encoding."""
-    options: EngineOptions
-    render: Callable[[Sequence[Message], PromptOptions | None], Prompt]
-    check_files: Callable[[], None]
-    """Raises `FormatError` when a model file was changed; called before every chunk."""
 
 
 class Session:
@@ -65,17 +56,11 @@ class Session:
     def __init__(self, parts: SessionParts, capacity: int) -> None:
         self._parts = parts
         self._user = SingleUser()
-        self._cancel = _CancelFlag()
+        self._cancel = CancelFlag()
         self._open_iterators: weakref.WeakSet[Generator[object]] = weakref.WeakSet()
         self._iterators_lock = threading.Lock()
         self._turns = SampledTurns(limit_tokens=2 * capacity)
-        self._timeline: Timeline | None = Timeline(
-            parts.model,
-            capacity=capacity,
-            options=parts.options,
-            check_files=parts.check_files,
-            should_stop=self._cancel.is_set,
-        )
+        self._timeline: Timeline | None = self._new_timeline(capacity)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -284,6 +269,75 @@ class Session:
         finally:
             self._cancel.ask_also(earlier)
 
+    def save(self, path: str | PathLike[str], *, on_progress: Progress | None = None) -> None:
+        """Save the state of this session, so that it can be continued later without evaluating.
+
+        The file (customary suffix `.dsv4s`) takes its name when it is complete and on the disk. It
+        holds tokens, KV cache, last logits, the newest turn checkpoints and the tokens of earlier
+        replies; messages and sampling options are the caller's.
+
+        Args:
+            path: where to save; an older file of that name is replaced.
+            on_progress: told (done, total) in bytes of work.
+
+        Raises:
+            ConfigError: `path` names a folder, device or pipe.
+            StorageError: it cannot be written (full disk, missing folder, no right); a file of that
+                name is as it was.
+            CancelledError: after `cancel`; a file of that name is as it was.
+        """
+        save_file(path, lambda file: self.write_snapshot(file, on_progress=on_progress))
+
+    def save_bytes(self, *, on_progress: Progress | None = None) -> bytes:
+        """What `save` writes, as bytes.
+
+        Raises:
+            CancelledError: after `cancel`.
+        """
+        file = io.BytesIO()
+        self.write_snapshot(file, on_progress=on_progress)
+        return file.getvalue()
+
+    def write_snapshot(self, file: BinaryIO, *, on_progress: Progress | None = None) -> None:
+        """Write what `save` saves into an open file or anything else with `write`, front to back.
+
+        Raises:
+            StorageError: the file could not be written; it may hold a part.
+            CancelledError: after `cancel`; as before.
+        """
+        with self._working() as timeline:
+            context = self._snapshot_context(on_progress)
+            save_session(file, timeline, self._turns, context)
+
+    def load(self, source: Source, *, on_progress: Progress | None = None) -> None:
+        """Replace the state of this session by a saved one, whole or not at all.
+
+        Until the last checksum was compared both are in memory.
+
+        Args:
+            source: path, or the bytes of `save_bytes`.
+            on_progress: told (done, total) in bytes.
+
+        Raises:
+            SnapshotError: damaged, or of another model, tokenizer, profile or dtype; as for every
+                failure here, nothing changed.
+            ContextFullError: it has more tokens than the capacity of this session.
+            CapacityError: both do not fit in the memory budget; close this session and use
+                `Engine.load_session`.
+            StorageError: the file is missing or cannot be read.
+            CancelledError: after `cancel`.
+        """
+        with self._working() as timeline:
+            self._parts.check_files()
+            context = self._snapshot_context(on_progress)
+
+            def make_timeline(tokens: int) -> Timeline:
+                if timeline.length:
+                    self._parts.check_room(tokens)
+                return self._new_timeline(timeline.capacity)
+
+            self._timeline, self._turns = load_session(source, timeline, context, make_timeline)
+
     def cancel(self) -> None:
         """Stop the call or iterator that is working, with `CancelledError`; without one, nothing.
 
@@ -344,6 +398,24 @@ class Session:
             loop = ReplyLoop(self._parts, tokenizer, timeline, self._turns, self._cancel.check)
             yield from loop.run(messages, sampler, prompt, on_progress)
 
+    def _new_timeline(self, capacity: int) -> Timeline:
+        return Timeline(
+            self._parts.model,
+            capacity=capacity,
+            options=self._parts.options,
+            check_files=self._parts.check_files,
+            should_stop=self._cancel.is_set,
+        )
+
+    def _snapshot_context(self, on_progress: Progress | None) -> SnapshotContext:
+        return SnapshotContext(
+            model=self._parts.model,
+            owner=self._parts.owner(),
+            backend=self._parts.backend,
+            on_progress=on_progress,
+            check=self._cancel.check,
+        )
+
     def _sampler(self, options: SamplingOptions) -> Sampler:
         return Sampler(options, self._parts.model.config.vocab_size)
 
@@ -370,35 +442,6 @@ class Session:
         if self._timeline is None:
             raise Dsv4Error("this session is closed; ask the engine for a new one")
         return self._timeline
-
-
-class _CancelFlag:
-    """Whether a session was cancelled.
-
-    An object of its own, so that no session refers to itself and an abandoned one is freed at once;
-    a plain attribute, because unlike an Event it can be set inside a signal handler at any moment.
-    """
-
-    def __init__(self) -> None:
-        self.value = False
-        # Per thread: one that is told the session is busy must not touch what stops the other.
-        self._asked = threading.local()
-
-    def ask_also(self, is_cancelled: Callable[[], bool] | None) -> Callable[[], bool] | None:
-        """Ask this too in the calling thread; returns what was asked before."""
-        earlier: Callable[[], bool] | None = getattr(self._asked, "value", None)
-        self._asked.value = is_cancelled
-        return earlier
-
-    def is_set(self) -> bool:
-        if self.value:
-            return True
-        asked: Callable[[], bool] | None = getattr(self._asked, "value", None)
-        return asked is not None and asked()
-
-    def check(self) -> None:
-        if self.is_set():
-            raise CancelledError("cancelled; the session stands at its last complete token")
 
 
 def _busy() -> BusyError:

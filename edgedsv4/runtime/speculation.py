@@ -37,6 +37,7 @@ import numpy.typing as npt
 import torch
 
 from edgedsv4.errors import ExpertReadError, NumericError
+from edgedsv4.model.cache_state import fill_ring
 from edgedsv4.model.kv_cache import REWIND_TOKENS
 from edgedsv4.model.row_store import FloatRows, PositionRing
 from edgedsv4.runtime.draft_pace import DraftPace
@@ -45,6 +46,7 @@ from edgedsv4.runtime.stats import DraftStats
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from edgedsv4.model.cache_state import Fill
     from edgedsv4.model.hooks import ForwardHooks
     from edgedsv4.model.model import Model
     from edgedsv4.runtime.sampler import Sampler
@@ -130,6 +132,21 @@ class Speculation:
         if not self._streams.oldest < self._end == length:
             return None
         return self._streams.read(length - 1, length)
+
+    def held_streams(self, length: int) -> tuple[int, Tensor] | None:
+        """(first position, streams [N, hc * D]) up to the last of `length` tokens, as stored.
+
+        None when those of the last token are not known.
+        """
+        if not self._streams.oldest < self._end == length:
+            return None
+        first = self._streams.oldest
+        return first, self._streams.stored(first, length)[0]
+
+    def fill_streams(self, first: int, length: int, fill: Fill) -> None:
+        """Start with streams of positions first..length-1, from the bytes of `held_streams`."""
+        fill_ring(self._streams, first, length, fill)
+        self._end = length
 
     def rewind(self, length: int, last_streams: Tensor | None = None) -> None:
         """Follow the timeline back to `length` tokens.

@@ -29,6 +29,7 @@ from edgedsv4.runtime.stats import SessionTotals, SyncReport
 
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions
+    from edgedsv4.model.kv_cache import KvCache
     from edgedsv4.model.model import LogitRows, Model
     from edgedsv4.runtime.sampler import Sampler
     from edgedsv4.runtime.stats import DraftStats
@@ -101,6 +102,36 @@ class Timeline:
     def drafts(self) -> DraftStats | None:
         """What became of the drafts so far; None without drafting."""
         return None if self._speculation is None else self._speculation.stats()
+
+    @property
+    def cache(self) -> KvCache:
+        """The KV cache; after `settle` it holds the tokens of the timeline and no drafts."""
+        return self._cache
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """What drafts; None without drafting."""
+        return self._speculation
+
+    def last_logits(self) -> Logits | None:
+        """[V] after the last token as they are kept, None when they are not known."""
+        return self._logits
+
+    def settle(self) -> None:
+        """Throw away drafts that nobody sampled."""
+        self._settle()
+
+    def take_over(self, token_ids: Sequence[int], logits: Logits | None) -> None:
+        """Let a cache that was filled from elsewhere be this timeline, which was empty.
+
+        Args:
+            token_ids: of the cache's tokens.
+            logits: [V] after the last one, when they are known.
+        """
+        if len(token_ids) != self._cache.length:
+            raise RuntimeError(f"{len(token_ids)} ids for {self._cache.length} tokens")
+        self._ids = list(token_ids)
+        self._logits = logits
 
     def nbytes(self) -> int:
         """Bytes of cache, checkpoints, logits and drafting."""

@@ -9,6 +9,8 @@ Added tokens come only from the special pieces of a rendered prompt, or by askin
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -87,6 +89,16 @@ class Tokenizer:
             UnsupportedModelError: another kind of tokenizer.
         """
         return cls(vocabulary_from_json(path, vocab_size))
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hex digest of everything that decides ids: tokens, their types and the merges."""
+        vocabulary = self._vocabulary
+        ends = [self.bos_id, self.eos_id, self.pad_id]
+        merges = [list(pair) for pair in vocabulary.merges]
+        types = [int(kind) for kind in vocabulary.types]
+        parts = [list(vocabulary.tokens), types, merges, ends]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def encode(self, text: str, *, match_added: bool = False) -> list[int]:
         """Token ids of a text, without BOS.

@@ -57,7 +57,7 @@ def stored_state(cache: KvCache) -> list[torch.Tensor]:
             parts += ring.stored(max(ring.oldest, cache.length - 40), cache.length)
         for compressed in (layer.compressor, layer.indexer):
             if compressed is not None:
-                rows = cache.length // layer._plan.ratio
+                rows = cache.length // layer.plan.ratio
                 parts += [part.clone() for part in compressed.rows.stored(rows)]
     return parts
 

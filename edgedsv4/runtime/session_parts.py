@@ -1,0 +1,36 @@
+"""What an engine lends to each of its sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgedsv4.config import EngineOptions
+    from edgedsv4.formats.snapshot_header import SnapshotModel
+    from edgedsv4.model.model import Model
+    from edgedsv4.text.messages import Message, Prompt
+    from edgedsv4.text.prompt import PromptOptions
+    from edgedsv4.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParts:
+    """What an engine lends to each of its sessions."""
+
+    model: Model
+    tokenizer: Tokenizer | None
+    """None for a model without one; it has sessions but no replies."""
+    variant: str
+    """Prompt encoding."""
+    options: EngineOptions
+    render: Callable[[Sequence[Message], PromptOptions | None], Prompt]
+    check_files: Callable[[], None]
+    """Raises `FormatError` when a model file was changed; called before every chunk."""
+    owner: Callable[[], SnapshotModel]
+    """Which model saved sessions belong to; reads a little of every weight the first time."""
+    check_room: Callable[[int], None]
+    """Raises `CapacityError` when the state of so many tokens more does not fit in memory."""
+    backend: str = "reference"
+    """Name of what computes."""
