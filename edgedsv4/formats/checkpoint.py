@@ -229,7 +229,8 @@ def _open_directory(path: Path) -> Checkpoint:
     if not settings.is_file():
         found = sorted(entry.name for entry in path.glob("*.gguf"))
         hint = f"; it holds {found[0]}: name that file" if found else ""
-        raise FormatError(f"a directory without config.json is not a checkpoint{hint}", path=path)
+        what = f"a directory without config.json is not a checkpoint{hint}"
+        raise FormatError(what, path=path, fault="missing")
     config = config_from_json(settings)
     with ExitStack() as stack:
         weights = read_safetensors_index(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgedsv4.errors import FormatError, UnsupportedModelError
+from edgedsv4.errors import Fault, FormatError, UnsupportedModelError
 
 NAMED_FAULTS = 8
 MAX_QUOTED = 80
@@ -44,11 +44,12 @@ class FaultList:
         """Record something well-formed that this version does not run."""
         self._faults.append(fault)
 
-    def raise_if_any(self, heading: str) -> None:
+    def raise_if_any(self, heading: str, fault: Fault = "format") -> None:
         """Raise one error for all faults; do nothing when there are none.
 
         Args:
             heading: what is wrong as a whole, used when there are several faults.
+            fault: what kind of fault all of them are.
 
         Raises:
             UnsupportedModelError: every fault is of the unsupported kind.
@@ -57,7 +58,9 @@ class FaultList:
         if not self._faults:
             return
         kind = FormatError if self._is_malformed else UnsupportedModelError
-        raise kind(self._message(heading), path=self.path, problems=tuple(self._faults))
+        raise kind(
+            self._message(heading), path=self.path, problems=tuple(self._faults), fault=fault
+        )
 
     def _message(self, heading: str) -> str:
         if len(self._faults) == 1:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from edgedsv4.errors import FormatError
+from edgedsv4.errors import Fault, FormatError
 from edgedsv4.formats.block_types import by_ggml_id, ggml_type_problem
 from edgedsv4.formats.gguf_values import (
     MAX_KEY_BYTES,
@@ -239,10 +239,12 @@ def _check_tensors(
             records.append(_record(file, entry, data_offset))
         else:
             faults.append((entry.at, f"tensor {entry.name} {problem}"))
-    if not faults:
-        faults = _extent_faults(file, records, {entry.name: entry.at for entry in entries})
     if faults:
         _raise_faults(file, faults)
+    places = {entry.name: entry.at for entry in entries}
+    overlaps, cut = _overlap_faults(records, places), _cut_faults(file, records, places)
+    if overlaps or cut:
+        _raise_faults(file, [*overlaps, *cut], "format" if overlaps else "truncated")
     return records
 
 
@@ -291,10 +293,10 @@ def _record(file: MappedFile, entry: _TensorEntry, data_offset: int) -> TensorRe
     )
 
 
-def _extent_faults(
-    file: MappedFile, records: list[TensorRecord], places: Mapping[str, int]
+def _overlap_faults(
+    records: list[TensorRecord], places: Mapping[str, int]
 ) -> list[tuple[int, str]]:
-    """Tensors that overlap another one or lie past the end of the file."""
+    """Tensors that overlap another one."""
     faults: list[tuple[int, str]] = []
     ordered = sorted(records, key=lambda record: record.offset)
     furthest: TensorRecord | None = None
@@ -304,20 +306,26 @@ def _extent_faults(
             faults.append((places[record.name], text))
         if furthest is None or furthest.offset + furthest.nbytes < record.offset + record.nbytes:
             furthest = record
-    needed = max((record.offset + record.nbytes for record in records), default=0)
-    if needed > file.size:
-        cut = next(r for r in ordered if r.offset + r.nbytes > file.size)
-        faults.append(
-            (
-                places[cut.name],
-                f"{file.size:,} of {needed:,} bytes present: truncated download?"
-                f" Tensor {cut.name} is the first that lies past the end",
-            )
-        )
     return faults
 
 
-def _raise_faults(file: MappedFile, faults: list[tuple[int, str]]) -> None:
+def _cut_faults(
+    file: MappedFile, records: list[TensorRecord], places: Mapping[str, int]
+) -> list[tuple[int, str]]:
+    """One fault, when tensors lie past the end of the file."""
+    past = [record for record in records if record.offset + record.nbytes > file.size]
+    if not past:
+        return []
+    first = min(past, key=lambda record: record.offset)
+    needed = max(record.offset + record.nbytes for record in past)
+    text = (
+        f"{file.size:,} of {needed:,} bytes present: truncated download?"
+        f" Tensor {first.name} is the first that lies past the end"
+    )
+    return [(places[first.name], text)]
+
+
+def _raise_faults(file: MappedFile, faults: list[tuple[int, str]], fault: Fault = "format") -> None:
     shown = "; ".join(text for _, text in faults[:_NAMED_PROBLEMS])
     rest = len(faults) - _NAMED_PROBLEMS
     raise FormatError(
@@ -325,6 +333,7 @@ def _raise_faults(file: MappedFile, faults: list[tuple[int, str]]) -> None:
         path=file.path,
         offset=faults[0][0],
         problems=tuple(text for _, text in faults),
+        fault=fault,
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from edgedsv4.errors import FormatError
+from edgedsv4.errors import Fault, FormatError
 from edgedsv4.formats.gguf_part import GgufFile, read_part
 from edgedsv4.formats.gguf_values import INTEGER_TYPES, MetadataValue
 
@@ -111,7 +111,7 @@ def _sibling_paths(part: GgufFile, count: int) -> list[Path]:
     if missing:
         more = " and more" if len(missing) > _NAMED_FILES else ""
         names = ", ".join(missing[:_NAMED_FILES])
-        _fail(part.path, f"of its {count} parts are missing beside it: {names}{more}")
+        _fail(part.path, f"of its {count} parts are missing beside it: {names}{more}", "missing")
     return paths
 
 
@@ -177,5 +177,5 @@ def _equal(a: MetadataValue, b: MetadataValue) -> bool:
     return type(a) is type(b) and repr(a) == repr(b)  # as text, NaN equals NaN
 
 
-def _fail(path: Path, what: str) -> NoReturn:
-    raise FormatError(what, path=path)
+def _fail(path: Path, what: str, fault: Fault = "format") -> NoReturn:
+    raise FormatError(what, path=path, fault=fault)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgedsv4.errors import FormatError
+from edgedsv4.errors import Fault, FormatError
 
 if TYPE_CHECKING:
     from edgedsv4.formats.mapped_file import MappedFile
@@ -117,10 +117,10 @@ class Cursor:
         """Bytes between the position and the end of the file."""
         return self.file.size - self.position
 
-    def fail(self, what: str, offset: int | None = None) -> NoReturn:
+    def fail(self, what: str, offset: int | None = None, fault: Fault = "format") -> NoReturn:
         """Raise a `FormatError` for this file, at `offset` or at the position."""
         at = self.position if offset is None else offset
-        raise FormatError(what, path=self.file.path, offset=at)
+        raise FormatError(what, path=self.file.path, offset=at, fault=fault)
 
     def spend(self, nbytes: int, what: str) -> None:
         """Account for memory that objects will take; raise if it is too much, before they exist."""
@@ -133,7 +133,8 @@ class Cursor:
         if nbytes > self.remaining:
             self.fail(
                 f"{what} needs {nbytes:,} bytes, {self.remaining:,} are left in the file:"
-                " truncated download?"
+                " truncated download?",
+                fault="truncated",
             )
 
     def count(self, minimum_bytes: int, what: str) -> int:
@@ -145,6 +146,7 @@ class Cursor:
                 f"{what} is {count:,}, the {self.remaining:,} bytes left hold at most"
                 f" {self.remaining // minimum_bytes:,}: truncated download?",
                 start,
+                "truncated",
             )
         return count
 
@@ -269,7 +271,11 @@ class Cursor:
                 f"{what}[{len(strings)}] is not valid UTF-8 ({error.reason})", start + error.start
             )
         except struct.error:
-            self.fail(f"the file ends inside {what}[{len(strings)}]: truncated download?", position)
+            self.fail(
+                f"the file ends inside {what}[{len(strings)}]: truncated download?",
+                position,
+                "truncated",
+            )
         self.spend(base_cost + _STRING_COST_PER_BYTE * (position - self.position), what)
         self.position = position
         return strings

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgedsv4.errors import FormatError
+from edgedsv4.errors import Fault, FormatError
 from edgedsv4.formats.faults import quoted
 
 MAX_NAME_BYTES = 512
@@ -122,10 +122,10 @@ class JsonScanner:
         if self.position != self._end:
             raise self.fault("bytes behind the end of the JSON object")
 
-    def fault(self, what: str, offset: int | None = None) -> FormatError:
+    def fault(self, what: str, offset: int | None = None, fault: Fault = "format") -> FormatError:
         """An error at `offset`, by default at the present position."""
         at = self.position if offset is None else offset
-        return FormatError(what, path=self._path, offset=at)
+        return FormatError(what, path=self._path, offset=at, fault=fault)
 
     def _skip_space(self) -> None:
         found = _SPACE.match(self._buffer, self.position, self._end)

@@ -24,7 +24,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from edgedsv4.errors import FormatError
+from edgedsv4.errors import Fault, FormatError
 from edgedsv4.formats.whole_file import whole_file
 
 FORMAT_VERSION = 1
@@ -115,6 +115,7 @@ class LogitReader:
             raise FormatError(
                 f"log_probs end {wanted - len(data):,} bytes early; save the logits again",
                 path=self._path,
+                fault="truncated",
             )
         rows = np.frombuffer(data, dtype="<f4").reshape(count, self.header.vocab_size)
         if not np.isfinite(rows).all():
@@ -134,7 +135,9 @@ def read_logits(path: Path) -> Iterator[LogitReader]:
             archive = stack.enter_context(zipfile.ZipFile(path))
             members = [stack.enter_context(_open_member(path, archive, n)) for n in _MEMBERS]
         except _DAMAGE as error:
-            raise FormatError(f"not a file of saved logits: {error}", path=path) from None
+            fault: Fault = "missing" if isinstance(error, FileNotFoundError) else "format"
+            what = f"not a file of saved logits: {error}"
+            raise FormatError(what, path=path, fault=fault) from None
         numbers = _read_array(path, members[0], "header", "<i8", (4,))
         version, vocab_size, window, count = (int(n) for n in numbers)
         if version != FORMAT_VERSION:
@@ -192,7 +195,7 @@ def _read_array(
     wanted = int(np.prod(shape)) * np.dtype(dtype).itemsize
     data = _guarded_read(path, member, wanted)
     if len(data) != wanted:
-        raise FormatError(f"{name} ends early", path=path)
+        raise FormatError(f"{name} ends early", path=path, fault="truncated")
     return np.frombuffer(data, dtype=dtype)
 
 
@@ -201,4 +204,8 @@ def _guarded_read(path: Path, member: IO[bytes], size: int) -> bytes:
     try:
         return member.read(size)
     except _DAMAGE as error:
-        raise FormatError(f"damaged: {str(error) or 'it ends early'}", path=path) from None
+        # zipfile has no class of its own for a wrong CRC-32.
+        fault: Fault = "checksum" if isinstance(error, zipfile.BadZipFile) else "format"
+        fault = "truncated" if isinstance(error, EOFError) else fault
+        what = str(error) or "it ends early"
+        raise FormatError(f"damaged: {what}", path=path, fault=fault) from None

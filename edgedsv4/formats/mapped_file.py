@@ -65,7 +65,7 @@ class MappedFile:
             # O_NONBLOCK: opening a FIFO must fail below, not wait here for its writer.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
-            raise FormatError("no such file", path=path) from error
+            raise FormatError("no such file", path=path, fault="missing") from error
         except (OSError, ValueError) as error:
             raise FormatError(f"cannot be opened: {error}", path=path) from error
         try:
@@ -107,6 +107,7 @@ class MappedFile:
                 " truncated download?",
                 path=self.path,
                 offset=offset,
+                fault="truncated",
             )
         return self._bytes[offset : offset + nbytes]
 
@@ -169,4 +170,4 @@ def _require_regular(identity: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(identity.st_mode):
         raise FormatError("is a device, pipe or socket, expected a regular file", path=path)
     if identity.st_size == 0:
-        raise FormatError("the file is empty: interrupted download?", path=path)
+        raise FormatError("the file is empty: interrupted download?", path=path, fault="truncated")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from edgedsv4.errors import FormatError
+from edgedsv4.errors import Fault, FormatError
 from edgedsv4.formats.block_types import BLOCK_TYPES, BlockType
 from edgedsv4.formats.faults import FaultList, quoted
 from edgedsv4.formats.json_scan import JsonScanner
@@ -122,7 +122,8 @@ def _read_header(file: MappedFile) -> tuple[dict[str, TensorRecord], dict[str, s
         try:
             tensors[name] = _record(name, scanner.value(MAX_ENTRY_BYTES), file, data_start)
         except ValueError as error:
-            raise scanner.fault(f"tensor {quoted(name)}: {error}", at) from error
+            fault: Fault = "truncated" if isinstance(error, _CutOffError) else "format"
+            raise scanner.fault(f"tensor {quoted(name)}: {error}", at, fault) from error
     scanner.finish()
     _require_contiguous(tensors, file, data_start)
     return tensors, metadata or {}
@@ -133,10 +134,17 @@ def record_limit(size: int) -> int:
     return FREE_RECORDS + size // RECORD_BYTES
 
 
+class _CutOffError(ValueError):
+    """A tensor lies past the end of the file."""
+
+
 def _data_start(file: MappedFile) -> int:
     if file.size < _PREFIX_BYTES:
         raise FormatError(
-            f"{file.size} bytes, too short for a safetensors file", path=file.path, offset=0
+            f"{file.size} bytes, too short for a safetensors file",
+            path=file.path,
+            offset=0,
+            fault="truncated",
         )
     length = int.from_bytes(file.view(0, _PREFIX_BYTES).tobytes(), "little")
     rest = file.size - _PREFIX_BYTES
@@ -152,6 +160,7 @@ def _data_start(file: MappedFile) -> int:
             f"the header has {length:,} bytes, {rest:,} are present: truncated download?",
             path=file.path,
             offset=0,
+            fault="truncated",
         )
     return _PREFIX_BYTES + length
 
@@ -182,7 +191,7 @@ def _record(name: str, entry: object, file: MappedFile, data_start: int) -> Tens
         raise ValueError(f"data_offsets must be [begin, end], found {quoted(list(offsets))}")
     begin, end = offsets
     if end > file.size - data_start:
-        raise ValueError(
+        raise _CutOffError(
             f"ends at data byte {end:,} of {file.size - data_start:,}: truncated download?"
         )
     nbytes = _stored_bytes(kind, shape)
@@ -259,7 +268,7 @@ def read_safetensors_index(directory: Path) -> SafetensorsFile:
         found = (entry.name for entry in directory.glob("*.safetensors"))
         names = sorted(name for name in found if not name.startswith("."))
     if not names:
-        raise FormatError("holds no safetensors file with weights", path=directory)
+        raise FormatError("holds no safetensors file with weights", path=directory, fault="missing")
     _require_present(directory, names)
     with ExitStack() as stack:
         parts = [stack.enter_context(read_safetensors(directory / names[0]))]
@@ -287,7 +296,7 @@ def _require_present(directory: Path, names: list[str]) -> None:
     for name in names:
         if not (directory / name).is_file():
             faults.add(f"file {quoted(name)} is missing: incomplete download?")
-    faults.raise_if_any("weight files are missing")
+    faults.raise_if_any("weight files are missing", "missing")
 
 
 def _merge(

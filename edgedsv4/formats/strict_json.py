@@ -27,7 +27,7 @@ def read_json_object(path: Path, *, limit_bytes: int) -> dict[str, JsonValue]:
             numbers and nesting no such file needs.
     """
     if not path.is_file():
-        raise FormatError("no such file", path=path)
+        raise FormatError("no such file", path=path, fault="missing")
     size = path.stat().st_size
     if size > limit_bytes:
         raise FormatError(f"{size:,} bytes, expected at most {limit_bytes:,}", path=path)
