@@ -220,13 +220,7 @@ class Timeline:
             CancelledError, NumericError, FormatError: while evaluating; the timeline has then lost
                 its last token.
         """
-        if self.length == 0:
-            raise ConfigError("the session has no token yet; sync or evaluate some first")
-        if self._logits is None:
-            self._evaluate_last_again()
-        if self._logits is None:
-            raise RuntimeError("the model returned no logits")
-        return self._logits.copy()
+        return self._last_logits().copy()
 
     def decode(
         self, sampler: Sampler, stop_ids: Container[int], check: Callable[[], None]
@@ -247,7 +241,7 @@ class Timeline:
         limit = sampler.options.max_tokens or self.capacity
         while sampler.num_generated < limit and self.length < self.capacity:
             check()
-            token_id = sampler.sample(self.logits())
+            token_id = sampler.sample(self._last_logits())
             room = min(limit - sampler.num_generated, self.capacity - self.length) - 1
             self._append(token_id, sampler, stop_ids, room)
             sampler.accept(token_id)
@@ -263,6 +257,15 @@ class Timeline:
         speculation = self._speculation
         streams = None if speculation is None else speculation.last_streams(self.length)
         self.checkpoints.add(TurnCheckpoint(self._cache.checkpoint(), self._logits, streams))
+
+    def _last_logits(self) -> Logits:
+        if self.length == 0:
+            raise ConfigError("the session has no token yet; sync or evaluate some first")
+        if self._logits is None:
+            self._evaluate_last_again()
+        if self._logits is None:
+            raise RuntimeError("the model returned no logits")
+        return self._logits
 
     def _append(self, token_id: int, sampler: Sampler, stop_ids: Container[int], room: int) -> None:
         """Make the token just sampled the next one; `room` more may follow it."""

@@ -228,6 +228,36 @@ static void check_rows(int threads)
     free_all();
 }
 
+static void check_sampling(void)
+{
+    static const int64_t sizes[] = {1, 63, 64, 65, 1031};
+    for (int i = 0; i < 5; i++) {
+        int64_t n = sizes[i], bias_ids[] = {n - 1};
+        float *logits = floats(n);
+        uint8_t *seen = bytes(n);
+        int32_t *generated = scratch(4 * n);
+        for (int64_t id = 0; id < n; id++) {
+            seen[id] &= 1;
+            generated[id] = seen[id] ? (int32_t)below(3) : 0;
+        }
+        double bias[] = {1.5}, *weights = scratch(8 * n);
+        void *memory = scratch(dk_sample_scratch_bytes(n));
+        for (int choice = 0; choice < 16; choice++) {
+            dk_sampling rules = {seen, generated, bias_ids, bias, choice & 1, 1.1, 0.1, 0.1, 1.4, 1, 0, 0};
+            rules.top_k = choice & 2 ? 40 : 0;
+            rules.top_p = choice & 4 ? 0.9 : 1.0;
+            rules.min_p = choice & 8 ? 0.05 : 0.0;
+            int64_t id = dk_sample(weights, logits, n, &rules, 0.7, memory);
+            expect(id >= 0 && id < n && weights[id] > 0, "a token");
+            rules.scale = 0;
+            expect(dk_sample(NULL, logits, n, &rules, 0.7, memory) >= 0, "the largest");
+        }
+        logits[n - 1] = NAN;
+        expect(dk_sample(weights, logits, n, &(dk_sampling){.seen = seen}, 0.7, memory) == -1, "no token");
+        free_all();
+    }
+}
+
 static void check_streams(int threads)
 {
     static const int64_t widths[] = {1, 8, 29, 515};
@@ -428,6 +458,7 @@ static void check_experts(int threads, int64_t tokens, const char *type, int has
 static void check_level(int threads)
 {
     check_rows(threads);
+    check_sampling();
     check_streams(threads);
     check_router(threads);
     check_decoding(threads);

@@ -365,8 +365,29 @@ int dk_head(dk_run *run, const dk_network *network, const dk_hyper *hyper, const
 /* Let the staged rows of all layers into the rings. */
 void dk_commit(const dk_layer_state *states, int64_t count, const dk_step *step);
 
-/* ---- sampling (sample.c) ---- */
+/* ---- sampling (sample.c, sample_token.c) ---- */
 
+typedef struct {
+    const uint8_t *seen;   /* [n] 1 for a token of the prompt or the reply, else 0 */
+    const int32_t *generated;  /* [n] times that the reply has it; 0 where it was not seen */
+    const int64_t *bias_ids;   /* [bias_count] ascending */
+    const double *bias;    /* finite or -inf */
+    int64_t bias_count;
+    double repetition;
+    double presence;
+    double frequency;
+    double scale;          /* 1 / temperature; 0: the largest score wins */
+    double top_p;
+    double min_p;
+    int64_t top_k;
+} dk_sampling;
+
+/* Bytes of scratch for one call. */
+int64_t dk_sample_scratch_bytes(int64_t n);
+/* The token that u, in [0, 1), chooses by logits [n], as kernels/sample.py defines it; -1 when a logit is
+ * NaN or +inf or every token is banned. weights [n] gets what u chooses among unless NULL or scale is 0. */
+int64_t dk_sample(double *weights, const float *logits, int64_t n, const dk_sampling *rules, double u,
+                  void *scratch);
 /* Index of the largest of n logits (ties to the lowest); -1 when one is NaN or +inf or all are -inf. */
 int64_t dk_argmax(const float *logits, int64_t n);
 /* Whether all count values are finite. */

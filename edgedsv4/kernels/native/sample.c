@@ -1,35 +1,38 @@
-/* What the sampler needs of a row of logits. */
+/* What the sampler needs of a row of logits besides a token. */
 
 #include "wide.h"
-
-DK_INLINE dk_wide_int not_below_infinity(dk_wide v) { return ~(v < dk_wide_of(INFINITY)); }
 
 /* The largest value; NaN when one is NaN or +inf. */
 DK_INLINE void largest_body(float *result, const float *x, int64_t n)
 {
-    dk_wide best = dk_wide_of(-INFINITY);
+    enum { CHAINS = 4 }; /* one alone would wait for every comparison */
+    dk_wide best[CHAINS];
     dk_wide_int bad = {0};
+    for (int chain = 0; chain < CHAINS; chain++)
+        best[chain] = dk_wide_of(-INFINITY);
     int64_t i = 0;
-    for (; i + DK_WIDE <= n; i += DK_WIDE) {
-        dk_wide v = dk_wide_load(x + i, DK_WIDE);
-        bad |= not_below_infinity(v);
-        best = dk_wide_select(v > best, v, best);
-    }
-    if (i < n) {
-        dk_wide v = best;
-        for (int64_t lane = 0; i + lane < n; lane++)
-            v[lane] = x[i + lane];
-        bad |= not_below_infinity(v);
-        best = dk_wide_select(v > best, v, best);
-    }
-    *result = best[0];
-    for (int lane = 0; lane < DK_WIDE; lane++) {
-        if (bad[lane]) {
-            *result = NAN;
-            return;
+    for (; i + CHAINS * DK_WIDE <= n; i += CHAINS * DK_WIDE) {
+        for (int chain = 0; chain < CHAINS; chain++) {
+            dk_wide v = dk_wide_load(x + i + chain * DK_WIDE, DK_WIDE);
+            bad |= dk_not_below_infinity(v);
+            best[chain] = dk_wide_select(v > best[chain], v, best[chain]);
         }
-        *result = best[lane] > *result ? best[lane] : *result;
     }
+    for (; i < n; i += DK_WIDE) {
+        dk_wide v = best[0];
+        for (int64_t lane = 0; lane < dk_min(DK_WIDE, n - i); lane++)
+            v[lane] = x[i + lane];
+        bad |= dk_not_below_infinity(v);
+        best[0] = dk_wide_select(v > best[0], v, best[0]);
+    }
+    *result = best[0][0];
+    for (int lane = 0; lane < CHAINS * DK_WIDE; lane++) {
+        float value = best[lane / DK_WIDE][lane % DK_WIDE];
+        *result = value > *result ? value : *result;
+    }
+    for (int lane = 0; lane < DK_WIDE; lane++)
+        if (bad[lane])
+            *result = NAN;
 }
 
 DK_VARIANTS(largest, largest_body, (float *result, const float *x, int64_t n), (result, x, n))

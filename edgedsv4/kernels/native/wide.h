@@ -77,6 +77,9 @@ DK_INLINE dk_wide dk_wide_select(dk_wide_int mask, dk_wide a, dk_wide b)
     return (dk_wide)((mask & (dk_wide_int)a) | (~mask & (dk_wide_int)b));
 }
 
+/* All ones for NaN and +inf. */
+DK_INLINE dk_wide_int dk_not_below_infinity(dk_wide v) { return ~(v < dk_wide_of(INFINITY)); }
+
 /* Bounded from above or below; a NaN stays. */
 DK_INLINE dk_wide dk_wide_at_most(dk_wide x, dk_wide limit) { return dk_wide_select(x > limit, limit, x); }
 DK_INLINE dk_wide dk_wide_at_least(dk_wide x, dk_wide limit) { return dk_wide_select(x < limit, limit, x); }
