@@ -34,14 +34,15 @@ class Shape:
 
     rows: int
     count: int
+    columns: int = COLUMNS
 
     def __str__(self) -> str:
-        return f"[{self.rows}, {COLUMNS}]" + (f" x {self.count}" if self.count > 1 else "")
+        return f"[{self.rows}, {self.columns}]" + (f" x {self.count}" if self.count > 1 else "")
 
     @property
     def elements(self) -> int:
         """Of all matrices."""
-        return self.rows * self.count * COLUMNS
+        return self.rows * self.count * self.columns
 
 
 ONE, EXPERTS = Shape(2048, 1), Shape(512, 64)
@@ -49,13 +50,13 @@ ONE, EXPERTS = Shape(2048, 1), Shape(512, 64)
 
 def stored(name: str, shape: Shape) -> QuantMatrix:
     """All matrices, one below the other."""
-    kind, rows = BLOCK_TYPES[name], shape.rows * shape.count
+    kind, rows, columns = BLOCK_TYPES[name], shape.rows * shape.count, shape.columns
     generator = torch.Generator().manual_seed(rows)
     if name in ("F32", "BF16"):
         dtype = torch.float32 if name == "F32" else torch.bfloat16
-        numbers = torch.randn(rows, COLUMNS, generator=generator).to(dtype)
-        return QuantMatrix(kind, rows, COLUMNS, numbers)
-    size = (rows, COLUMNS // kind.block_elements, kind.block_bytes)
+        numbers = torch.randn(rows, columns, generator=generator).to(dtype)
+        return QuantMatrix(kind, rows, columns, numbers)
+    size = (rows, columns // kind.block_elements, kind.block_bytes)
     data = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
     for start in HALVES.get(name, ()):
         data[:, :, start : start + 2] = torch.tensor([0.01]).half().view(torch.uint8)
@@ -64,8 +65,8 @@ def stored(name: str, shape: Shape) -> QuantMatrix:
         data[:, :, 0] = 120
     elif name == "FP8_E4M3":
         data &= 0xBF
-        scale = torch.full((-(-rows // 128), COLUMNS // 128), 120, dtype=torch.uint8)
-    return QuantMatrix(kind, rows, COLUMNS, data.flatten(1), scale)
+        scale = torch.full((-(-rows // 128), columns // 128), 120, dtype=torch.uint8)
+    return QuantMatrix(kind, rows, columns, data.flatten(1), scale)
 
 
 @dataclass

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgedsv4.kernels.kv_quant import quantize_index_keys, quantize_kv_rows
+from edgedsv4.kernels.kv_quant import (
+    dequantize_index_keys,
+    dequantize_kv_rows,
+    quantize_index_keys,
+    quantize_kv_rows,
+)
 from edgedsv4.kernels.native.library import library, pointer
 
 
@@ -29,6 +34,13 @@ class KeptRows:
     def nbytes(self) -> int:
         """Bytes of all rows."""
         return sum(part.numel() for part in self.parts)
+
+    def values(self) -> Tensor:
+        """All rows, float32."""
+        rope = self.record.rope
+        if rope:
+            return dequantize_kv_rows(*self.parts, rope, torch.float32)
+        return dequantize_index_keys(*self.parts, torch.float32)
 
 
 def product_rate(threads: int) -> float:
