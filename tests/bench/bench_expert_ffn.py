@@ -26,7 +26,6 @@ EXPERTS, CHOSEN = CONFIG.num_experts, CONFIG.experts_per_token
 HIDDEN, WIDTH = CONFIG.hidden_size, CONFIG.expert_width
 LIMIT = CONFIG.swiglu_limits[0]
 TYPES = ("MXFP4", "Q4_K", "Q2_K")
-TURNS = EXPERTS // CHOSEN
 ERROR = 0.02
 """Of a result whose inputs and hidden values were rounded to int8."""
 
@@ -65,9 +64,11 @@ class Layer:
         self.x = torch.randn(self.tokens, HIDDEN, generator=generator)
         self.weights = torch.rand(self.tokens, CHOSEN, generator=generator)
         order = torch.randperm(EXPERTS, generator=generator)
-        draws = torch.rand(TURNS, self.tokens, EXPERTS, generator=generator)
-        ids = draws.argsort(dim=-1)[..., :CHOSEN] if self.tokens > 1 else order[: TURNS * CHOSEN]
-        self.ids = ids.reshape(TURNS, self.tokens, CHOSEN).sort(dim=-1).values.int().contiguous()
+        draws = torch.rand(self.tokens, EXPERTS, generator=generator)
+        self.turns = EXPERTS // CHOSEN if self.tokens == 1 else 1
+        few = order[: self.turns * CHOSEN] if self.tokens == 1 else draws.argsort()[:, :CHOSEN]
+        ids = few.reshape(self.turns, self.tokens, CHOSEN)
+        self.ids = ids.sort(dim=-1).values.int().contiguous()
         self.out = torch.empty(self.tokens, HIDDEN)
         record, given = ffi.new("dk_experts *"), ffi.new("dk_input *")
         matrices, shared = ffi.new("dk_matrix[]", 3 * EXPERTS), ffi.new("dk_matrix[3]")
@@ -115,16 +116,16 @@ class Layer:
         self.run.cdata.threads = threads
 
         def turns() -> None:
-            for turn in range(TURNS):
+            for turn in range(self.turns):
                 self.call(turn)
 
         turns()
-        return min(harness.once(turns) for _ in range(repeats)) / TURNS
+        return min(harness.once(turns) for _ in range(repeats)) / self.turns
 
     @property
     def nbytes(self) -> float:
         """Of the experts that a call reads, on average over the turns."""
-        used = sum(len(self.ids[turn].unique()) for turn in range(TURNS)) / TURNS + 1
+        used = sum(len(self.ids[turn].unique()) for turn in range(self.turns)) / self.turns + 1
         return used * sum(matrix.data.numel() for matrix in self.shared)
 
     @property
