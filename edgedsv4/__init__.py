@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.convert import QuantizeOptions as QuantizeOptions
     from edgedsv4.runtime.convert import convert_model as convert_model
     from edgedsv4.runtime.convert import quantize_model as quantize_model
+    from edgedsv4.runtime.device import DeviceInfo as DeviceInfo
+    from edgedsv4.runtime.device import devices as devices
     from edgedsv4.runtime.engine import Engine as Engine
     from edgedsv4.runtime.inspection import Inspection as Inspection
     from edgedsv4.runtime.inspection import ModelText as ModelText
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.scoring import Score as Score
     from edgedsv4.runtime.scoring import save_all_logits as save_all_logits
     from edgedsv4.runtime.scoring import score_text as score_text
+    from edgedsv4.runtime.selftest import SelfTestResult as SelfTestResult
+    from edgedsv4.runtime.selftest import run_selftest as run_selftest
     from edgedsv4.runtime.session import Session as Session
     from edgedsv4.runtime.shipped_models import DEFAULT_MODEL as DEFAULT_MODEL
     from edgedsv4.runtime.shipped_models import SHIPPED_MODELS as SHIPPED_MODELS
@@ -119,6 +123,10 @@ _HOME = {
         "convert_model",
         "quantize_model",
     ),
+    "edgedsv4.runtime.device": (
+        "DeviceInfo",
+        "devices",
+    ),
     "edgedsv4.runtime.engine": ("Engine",),
     "edgedsv4.runtime.inspection": (
         "Inspection",
@@ -141,6 +149,10 @@ _HOME = {
         "ReplyStep",
     ),
     "edgedsv4.runtime.sampler": ("Sampler",),
+    "edgedsv4.runtime.selftest": (
+        "SelfTestResult",
+        "run_selftest",
+    ),
     "edgedsv4.runtime.session": ("Session",),
     "edgedsv4.runtime.shipped_models": (
         "DEFAULT_MODEL",
@@ -208,6 +220,7 @@ __all__ = [
     "ContextFullError",
     "ConvertOptions",
     "ConvertReport",
+    "DeviceInfo",
     "DeviceLostError",
     "DoneEvent",
     "DraftStats",

@@ -12,6 +12,7 @@ import edgedsv4
 from edgedsv4.cli import (
     bench_command,
     convert_commands,
+    machine_commands,
     model_commands,
     repl,
     run_command,
@@ -200,6 +201,20 @@ COMMANDS = (
         convert_commands.QUANTIZE_FLAGS,
         convert_commands.quantize,
         "TYPE is Q8_0, Q6_K, Q4_K, Q2_K, MXFP4, BF16, F16 or F32; what is not named keeps its own.",
+    ),
+    Command(
+        "selftest",
+        "every kernel once against its reference, and the stored tokens of pocket-v4",
+        (*_flag("device"), JSON),
+        machine_commands.selftest,
+        "The C kernels run with every instruction set of this machine; exit status 1 when a check"
+        " failed.",
+    ),
+    Command(
+        "devices",
+        "what --device can name on this machine",
+        (JSON,),
+        machine_commands.devices,
     ),
 )
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from edgedsv4.errors import BackendUnavailableError
 from edgedsv4.formats.block_types import BlockType
+from edgedsv4.kernels.native.library import HAVE_NATIVE
 from edgedsv4.kernels.quant_matmul import QuantMatrix
-from edgedsv4.runtime.host import available_ram_bytes
+from edgedsv4.model.native_network import instruction_set
+from edgedsv4.runtime.host import (
+    available_ram_bytes,
+    physical_cores,
+    processor_name,
+    total_ram_bytes,
+)
 
 if TYPE_CHECKING:
     from edgedsv4.config import Dtype, EngineOptions
@@ -24,6 +31,56 @@ TORCH_DTYPES: Mapping[Dtype, torch.dtype] = {
     "f64": torch.float64,
     "bf16": torch.bfloat16,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device that models can be computed on."""
+
+    name: str
+    """As `EngineOptions.device` takes it: `cpu`, `cuda:0`."""
+    kind: str
+    """`cpu` or `cuda`."""
+    description: str
+    """What the device calls itself."""
+    memory_bytes: int
+    """Memory that it has in all, or that this process may use of it; some may be in use."""
+    is_default: bool
+    """Whether `auto` means this one."""
+    instruction_set: str | None
+    """CPU instructions that the C kernels use; None where they do not run."""
+    threads: int | None
+    """Threads that an engine takes at most unless told; None where it computes elsewhere."""
+
+
+def devices() -> tuple[DeviceInfo, ...]:
+    """Everything that `EngineOptions.device` can name on this machine, besides `auto`."""
+    default = str(resolve_device("auto"))
+    return tuple(_device_info(name, is_default=name == default) for name in available_devices())
+
+
+def _device_info(name: str, *, is_default: bool) -> DeviceInfo:
+    device = torch.device(name)
+    if device.type == "cpu":
+        return DeviceInfo(
+            name=name,
+            kind=device.type,
+            description=processor_name(),
+            memory_bytes=total_ram_bytes(),
+            is_default=is_default,
+            instruction_set=instruction_set() if HAVE_NATIVE else None,
+            threads=physical_cores(),
+        )
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceInfo(
+        name=name,
+        kind=device.type,
+        description=properties.name,
+        memory_bytes=properties.total_memory,
+        is_default=is_default,
+        instruction_set=None,
+        threads=None,
+    )
 
 
 def available_devices() -> tuple[str, ...]:

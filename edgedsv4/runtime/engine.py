@@ -188,6 +188,11 @@ class Engine:
         return tokenizer
 
     @property
+    def has_tokenizer(self) -> bool:
+        """Whether the model has a tokenizer; without one only token ids can be used."""
+        return self._live.tokenizer is not None
+
+    @property
     def variant(self) -> str:
         """Prompt encoding of the model: `v4` or `v4-0731`."""
         return self._live.checkpoint.encoding_hint

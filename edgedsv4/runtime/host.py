@@ -31,9 +31,17 @@ def physical_cores(root: Path = ROOT, usable: set[int] | None = None) -> int:
 
 def available_ram_bytes(root: Path = ROOT) -> int:
     """Bytes this process can still use without swapping; droppable page cache counts as free."""
-    limits = [_meminfo_available(root), *_control_group_free(root)]
+    limits = [_meminfo(root, "MemAvailable"), *_control_group_free(root)]
     known = [value for value in limits if value is not None]
     return max(0, min(known)) if known else _sysconf_memory()
+
+
+def total_ram_bytes(root: Path = ROOT) -> int:
+    """Bytes the machine has, or the smallest limit of this process's control groups."""
+    folders = _control_groups(root, "memory")
+    limits = [_first(folder, "memory.max", "memory.limit_in_bytes") for folder in folders]
+    known = [value for value in (_meminfo(root, "MemTotal"), *limits) if value is not None]
+    return min(known) if known else _sysconf_memory()
 
 
 def processor_name(root: Path = ROOT) -> str:
@@ -70,10 +78,10 @@ def _cpu_quota(root: Path) -> float:
     return min(quotas, default=float(1 << 20))
 
 
-def _meminfo_available(root: Path) -> int | None:
+def _meminfo(root: Path, name: str) -> int | None:
     for line in (_read(root / "proc/meminfo") or "").splitlines():
         words = line.split()
-        if len(words) >= 2 and words[0] == "MemAvailable:":
+        if len(words) >= 2 and words[0] == f"{name}:":
             kib = _number(words[1])
             return None if kib is None else kib * 1024
     return None

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +97,56 @@ def pointer(tensor: Tensor | None, c_type: str | None = None) -> Any:
     if not tensor.is_contiguous():
         raise ShapeError(f"a kernel needs contiguous memory, found strides {tensor.stride()}")
     return ffi.cast(c_type or _C_TYPES[tensor.dtype], tensor.data_ptr())
+
+
+# ---- instruction sets ----
+
+_MOST_LEVELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """CPU instructions that the kernels have variants for."""
+
+    level: int
+    """Number, as `dk_set_isa` takes it."""
+    name: str
+    """For the user."""
+
+
+def instruction_sets() -> tuple[InstructionSet, ...]:
+    """Those of this machine, plain C first; while no kernel runs.
+
+    Raises:
+        BackendUnavailableError: if the kernels are not built.
+    """
+    library()
+    before, found = lib.dk_isa(), []
+    try:
+        for level in range(_MOST_LEVELS):
+            name = lib.dk_isa_name(level)
+            if name != ffi.NULL and lib.dk_set_isa(level) == 0:
+                found.append(InstructionSet(level, ffi.string(name).decode()))
+    finally:
+        lib.dk_set_isa(before)
+    return tuple(found)
+
+
+@contextmanager
+def using_instruction_set(instructions: InstructionSet) -> Iterator[None]:
+    """Let all kernels of the process use these instructions in the block; while none runs.
+
+    Raises:
+        BackendUnavailableError: if this machine lacks them, or the kernels are not built.
+    """
+    library()
+    before = lib.dk_isa()
+    try:
+        if lib.dk_set_isa(instructions.level):
+            raise BackendUnavailableError(f"this machine has no {instructions.name}")
+        yield
+    finally:
+        lib.dk_set_isa(before)
 
 
 # ---- stored matrices ----

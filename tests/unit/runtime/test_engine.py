@@ -342,3 +342,17 @@ def test_budget_that_is_used_is_not_announced() -> None:
         notes = engine.describe()["notes"]
     assert isinstance(notes, list)
     assert not any("no effect" in note for note in notes)
+
+
+def test_model_without_tokenizer_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgedsv4.runtime.random_model._add_tokenizer", lambda *_: None)
+    build_random_model(tmp_path / "ids.gguf")
+    with Engine.open(tmp_path / "ids.gguf", OPTIONS) as engine:
+        assert not engine.has_tokenizer
+        with pytest.raises(ConfigError, match="holds no tokenizer"):
+            _ = engine.tokenizer
+
+
+def test_model_with_tokenizer_says_so(engine: Engine) -> None:
+    assert engine.has_tokenizer
+    assert engine.tokenizer.encode("a")

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edgedsv4.runtime.host import available_ram_bytes, physical_cores, processor_name
+from edgedsv4.runtime.host import (
+    available_ram_bytes,
+    physical_cores,
+    processor_name,
+    total_ram_bytes,
+)
 
 MIB = 1 << 20
 
@@ -135,3 +140,18 @@ def test_processor_is_called_by_its_own_name(tmp_path: Path) -> None:
 
 def test_processor_without_a_name_is_its_architecture(tmp_path: Path) -> None:
     assert processor_name(tmp_path)
+
+
+def test_total_memory_is_the_machines(tmp_path: Path) -> None:
+    files = {"proc/meminfo": "MemTotal: 4096 kB\nMemAvailable: 1 kB"}
+    assert total_ram_bytes(machine(tmp_path, files)) == 4 * MIB
+
+
+def test_total_memory_is_the_smallest_limit_of_the_groups(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": "MemTotal: 4096 kB",
+        "proc/self/cgroup": "0::/outer/inner",
+        "sys/fs/cgroup/outer/memory.max": "2097152",
+        "sys/fs/cgroup/outer/inner/memory.max": "max",
+    }
+    assert total_ram_bytes(machine(tmp_path, files)) == 2 * MIB
