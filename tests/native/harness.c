@@ -482,12 +482,12 @@ int main(int count, char **arguments)
     (void)arguments;
     if (count > 1)
         return 0;
-    static const int levels[] = {0, 1, 2, 3, 10};
     int tried = 0;
     check_pool();
     check_stream_sum(3);
-    for (int i = 0; i < 5; i++) {
-        if (dk_set_isa(levels[i]) != 0)
+    check_same_bits();
+    for (int level = 0; level <= DK_LEVEL_NEON; level++) {
+        if (dk_set_isa(level) != 0)
             continue;
         check_level(3);
         printf("%s\n", dk_isa_name(dk_isa()));

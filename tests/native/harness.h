@@ -28,6 +28,9 @@ dk_rows rows_at_rest(int format, int32_t width, int32_t rope, int64_t count);
 /* End the program with a message unless it holds. */
 void expect(int holds, const char *what);
 
+/* harness_levels.c */
+void check_same_bits(void);
+
 /* harness_network.c */
 void check_network(int threads);
 

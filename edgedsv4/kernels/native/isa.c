@@ -2,7 +2,25 @@
 
 #include "native.h"
 
+#if defined(DK_X86)
+#include <cpuid.h>
+#endif
+
 int dk_level = DK_LEVEL_SCALAR;
+
+#if defined(DK_X86)
+static int has_avx_vnni(void)
+{
+#if defined(DK_EMULATE_AVX_VNNI)
+    return 1;
+#elif defined(DK_HAS_AVX_VNNI)
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+#else
+    return 0;
+#endif
+}
+#endif
 
 static int is_available(int level)
 {
@@ -16,6 +34,7 @@ static int is_available(int level)
     switch (level) {
     case DK_LEVEL_SCALAR: return 1;
     case DK_LEVEL_AVX2: return has_avx2;
+    case DK_LEVEL_AVX_VNNI: return has_avx2 && has_avx_vnni();
     case DK_LEVEL_AVX512: return has_avx512;
     case DK_LEVEL_VNNI: return has_avx512 && __builtin_cpu_supports("avx512vnni");
     default: return 0;
@@ -29,7 +48,8 @@ static int is_available(int level)
 
 __attribute__((constructor)) static void choose_best(void)
 {
-    static const int order[] = {DK_LEVEL_NEON, DK_LEVEL_VNNI, DK_LEVEL_AVX512, DK_LEVEL_AVX2, DK_LEVEL_SCALAR};
+    static const int order[] = {DK_LEVEL_NEON,     DK_LEVEL_VNNI, DK_LEVEL_AVX512,
+                                DK_LEVEL_AVX_VNNI, DK_LEVEL_AVX2, DK_LEVEL_SCALAR};
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
         if (is_available(order[i])) {
             dk_level = order[i];
@@ -53,6 +73,7 @@ const char *dk_isa_name(int level)
     switch (level) {
     case DK_LEVEL_SCALAR: return "scalar";
     case DK_LEVEL_AVX2: return "avx2";
+    case DK_LEVEL_AVX_VNNI: return "avx-vnni";
     case DK_LEVEL_AVX512: return "avx512";
     case DK_LEVEL_VNNI: return "avx512-vnni";
     case DK_LEVEL_NEON: return "neon";

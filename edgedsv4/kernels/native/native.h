@@ -21,6 +21,16 @@
 #define DK_X86 1
 #include <immintrin.h>
 #define DK_AVX2 __attribute__((target("avx2,fma,f16c,bmi,bmi2")))
+/* AVX-VNNI: the dot product of bytes in registers of AVX2, of CPUs without AVX-512. For tests it can be made of
+ * instructions of AVX2, which every machine has. */
+#if defined(DK_EMULATE_AVX_VNNI) || (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#define DK_HAS_AVX_VNNI 1
+#endif
+#if defined(DK_EMULATE_AVX_VNNI) || !defined(DK_HAS_AVX_VNNI)
+#define DK_AVX_VNNI DK_AVX2
+#else
+#define DK_AVX_VNNI __attribute__((target("avx2,fma,f16c,bmi,bmi2,avxvnni")))
+#endif
 #define DK_AVX512 __attribute__((target("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq")))
 #define DK_VNNI __attribute__((target("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
 #elif defined(__aarch64__)
@@ -32,7 +42,14 @@
 #define DK_INLINE static inline __attribute__((always_inline, unused))
 
 /* Instruction sets as dk_isa numbers them. Compare with >= only inside #ifdef DK_X86. */
-enum { DK_LEVEL_SCALAR = 0, DK_LEVEL_AVX2 = 1, DK_LEVEL_AVX512 = 2, DK_LEVEL_VNNI = 3, DK_LEVEL_NEON = 10 };
+enum {
+    DK_LEVEL_SCALAR = 0,
+    DK_LEVEL_AVX2 = 1,
+    DK_LEVEL_AVX_VNNI = 2,
+    DK_LEVEL_AVX512 = 3,
+    DK_LEVEL_VNNI = 4,
+    DK_LEVEL_NEON = 10
+};
 
 /* The level in use (isa.c); written by dk_set_isa only, while no kernel runs. */
 extern int dk_level __attribute__((visibility("hidden")));

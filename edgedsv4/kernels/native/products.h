@@ -31,11 +31,19 @@ enum { DK_NARROW_ROWS = 4, DK_WIDE_ROWS = 16, DK_FLOAT_ROWS = 8 };
 /* int8, row by row (products_narrow.c): decode and chunks of few tokens. */
 void dk_narrow_scalar(const dk_product *p, const dk_block *b);
 void dk_narrow_avx2(const dk_product *p, const dk_block *b);
+void dk_narrow_avx_vnni(const dk_product *p, const dk_block *b);
 void dk_narrow_vnni(const dk_product *p, const dk_block *b);
 /* The same for few tokens and types that need no scratch (products_single.c); the same bits. */
 int dk_has_single(const dk_product *p);
 void dk_single_vnni(const dk_product *p, const dk_block *b);
-/* int8, 16 rows interleaved (products_wide.c): many tokens. */
+/* For AVX2 and AVX-VNNI (single_256.h): more types, but not the bits of their row-by-row form, so a type has
+ * the one or the other for any number of tokens. */
+int dk_has_single_256(const dk_product *p);
+void dk_single_avx2(const dk_product *p, const dk_block *b);
+void dk_single_avx_vnni(const dk_product *p, const dk_block *b);
+/* int8, 16 rows interleaved (products_wide.c, wide_256.h): many tokens. */
+void dk_wide_avx2(const dk_product *p, const dk_block *b);
+void dk_wide_avx_vnni(const dk_product *p, const dk_block *b);
 void dk_wide_vnni(const dk_product *p, const dk_block *b);
 /* float32 (products_float.c). */
 void dk_float_scalar(const dk_product *p, const dk_block *b);

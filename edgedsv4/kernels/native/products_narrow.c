@@ -6,31 +6,7 @@
  * nothing depends on how many rows or tokens are in hand. AVX2 keeps the same lanes in halves.
  */
 
-#include "products.h"
-
-enum { CHUNK = 64, WIDTH = 1024, ROWS = DK_NARROW_ROWS };
-
-typedef struct {
-    uint8_t u[WIDTH + CHUNK] DK_ALIGNED;
-    float scale[WIDTH / 16 + 16] DK_ALIGNED;
-    float offset[WIDTH / 16 + 16] DK_ALIGNED;
-} slab;
-
-/* What a token adds to a slab: pointers at its first column. */
-typedef struct {
-    const int8_t *q;
-    const float *scale;
-    const float *sums;   /* of the size of the weight's groups */
-} activations;
-
-DK_INLINE activations activations_at(const dk_product *p, int64_t token, int64_t column, int group)
-{
-    const dk_input *x = p->x;
-    size_t place = (size_t)(token * p->w->columns + column);
-    activations a = {x->q + place, x->scale + place / 32, NULL};
-    a.sums = group == 32 ? x->sum32 + place / 32 : x->sum16 + place / 16;
-    return a;
-}
+#include "narrow.h"
 
 static float dot_scalar(const slab *s, const activations *a, int64_t columns, int group, float sum)
 {
@@ -64,99 +40,6 @@ void dk_narrow_scalar(const dk_product *p, const dk_block *b)
 }
 
 #if defined(DK_X86)
-
-/* ---- AVX2: the lanes are two registers ---- */
-
-typedef struct {
-    __m256 lanes[2];
-} lanes_avx2;
-
-/* Dot products of four, exact: products of one byte pair are at most 2 * 127 * 128 in each half of u. */
-DK_AVX2 DK_INLINE __m256 fours_avx2(__m256i u, __m256i q)
-{
-    const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(0x7f);
-    __m256i a = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_and_si256(u, low), q), ones);
-    __m256i b = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_andnot_si256(low, u), q), ones);
-    return _mm256_cvtepi32_ps(_mm256_add_epi32(a, b));
-}
-
-/* Scale of each lane of 32 columns from column c on. */
-DK_AVX2 DK_INLINE __m256 scales_avx2(const slab *s, const activations *a, int64_t c, int group)
-{
-    float x = a->scale[c / 32];
-    if (group == 32)
-        return _mm256_set1_ps(s->scale[c / 32] * x);
-    __m128 low = _mm_set1_ps(s->scale[c / 16] * x), high = _mm_set1_ps(s->scale[c / 16 + 1] * x);
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
-}
-
-/* Offsets of sixteen groups times the sums: lane i takes group i. */
-DK_AVX2 DK_INLINE void offsets_avx2(lanes_avx2 *l, const float *offset, const float *sums, int64_t groups)
-{
-    for (int half = 0; half < 2; half++) {
-        int64_t left = groups - 8 * half;
-        __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        __m256i kept = _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)left), lane);
-        l->lanes[half] = _mm256_fmadd_ps(_mm256_maskload_ps(offset + 8 * half, kept),
-                                         _mm256_maskload_ps(sums + 8 * half, kept), l->lanes[half]);
-    }
-}
-
-DK_AVX2 DK_INLINE void dot_avx2(lanes_avx2 *l, const slab *s, const activations *a, int64_t columns,
-                                int group)
-{
-    for (int64_t first = 0; first < columns; first += 16 * group) {
-        int64_t end = dk_min(first + 16 * group, columns);
-        offsets_avx2(l, s->offset + first / group, a->sums + first / group, (end - first) / group);
-        for (int64_t c = first; c < end; c += 32) {
-            __m256 dot = fours_avx2(_mm256_load_si256((const __m256i *)(s->u + c)),
-                                    _mm256_loadu_si256((const __m256i *)(a->q + c)));
-            __m256 *half = &l->lanes[c / 32 % 2];
-            *half = _mm256_fmadd_ps(dot, scales_avx2(s, a, c, group), *half);
-        }
-    }
-}
-
-/* Sum of the sixteen lanes: halves, then quarters, and so on. */
-DK_AVX2 DK_INLINE float total_avx2(const lanes_avx2 *l)
-{
-    __m256 eight = _mm256_add_ps(l->lanes[0], l->lanes[1]);
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-}
-
-DK_AVX2 DK_INLINE void rows_avx2(const dk_product *p, const dk_block *b, dk_unpack_fn unpack, int group)
-{
-    int64_t columns = p->w->columns;
-    slab s;
-    lanes_avx2 lanes[DK_NARROW_TOKENS];
-    for (int64_t r = b->first_row; r < b->first_row + b->rows; r++) {
-        memset(lanes, 0, (size_t)b->tokens * sizeof *lanes);
-        for (int64_t c = 0; c < columns; c += WIDTH) {
-            int64_t width = dk_min(WIDTH, columns - c);
-            dk_prefetch_columns(p->w, p->first_row + r + 2, c, width);
-            unpack(s.u, s.scale, s.offset, p->w, p->first_row + r, c, width);
-            for (int64_t t = 0; t < b->tokens; t++) {
-                activations a = activations_at(p, b->first_token + t, c, group);
-                lanes_avx2 own = lanes[t];
-                dot_avx2(&own, &s, &a, width, group);
-                lanes[t] = own;
-            }
-        }
-        for (int64_t t = 0; t < b->tokens; t++)
-            p->y[(b->first_token + t) * p->y_stride + r] = total_avx2(&lanes[t]);
-    }
-}
-
-DK_AVX2 void dk_narrow_avx2(const dk_product *p, const dk_block *b)
-{
-    const dk_unpacker *unpacker = dk_unpacker_of(p->w->type);
-    if (unpacker->group == 32)
-        rows_avx2(p, b, dk_unpack_of(unpacker), 32);
-    else
-        rows_avx2(p, b, dk_unpack_of(unpacker), 16);
-}
 
 /* ---- AVX-512 with VNNI ---- */
 

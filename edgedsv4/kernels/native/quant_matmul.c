@@ -26,6 +26,31 @@ typedef struct {
 
 int dk_type_has_int8(int type) { return dk_unpacker_of(type) != NULL; }
 
+#if defined(DK_X86)
+
+/* The int8 forms of AVX2 and AVX-VNNI; AVX-512 without VNNI has none of its own. */
+static double choose_256(share *s, int64_t *row_step, const dk_product *p, int is_small)
+{
+    double columns = (double)p->w->columns;
+    int has_dot = dk_level == DK_LEVEL_AVX_VNNI;
+    if (!is_small && p->tokens > FEW_TOKENS) {
+        s->fn = has_dot ? dk_wide_avx_vnni : dk_wide_avx2;
+        s->tokens = dk_min(p->tokens, DK_WIDE_TOKENS);
+        *row_step = DK_WIDE_ROWS;
+        return columns * (0.12 + 0.006 * (double)s->tokens);
+    }
+    s->tokens = dk_min(p->tokens, DK_NARROW_TOKENS);
+    *row_step = DK_NARROW_ROWS;
+    if (dk_has_single_256(p)) {
+        s->fn = has_dot ? dk_single_avx_vnni : dk_single_avx2;
+        return columns * (0.04 + 0.04 * (double)s->tokens);
+    }
+    s->fn = has_dot ? dk_narrow_avx_vnni : dk_narrow_avx2;
+    return columns * (0.08 + 0.08 * (double)s->tokens);
+}
+
+#endif
+
 /* Choose kernel and step; returns nanoseconds per row and token block, roughly. */
 static double choose(share *s, int64_t *row_step, const dk_product *p, int is_small)
 {
@@ -56,15 +81,15 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
         return columns * (0.06 + 0.006 * (double)s->tokens);
     }
 #endif
-    (void)is_small;
-    (void)has_vnni;
     s->fn = dk_narrow_scalar;
 #if defined(DK_X86)
     if (has_vnni)
         s->fn = dk_has_single(p) ? dk_single_vnni : dk_narrow_vnni;
     else if (is_vector)
-        s->fn = dk_narrow_avx2;
+        return choose_256(s, row_step, p, is_small);
 #endif
+    (void)is_small;
+    (void)has_vnni;
     s->tokens = dk_min(p->tokens, DK_NARROW_TOKENS);
     *row_step = DK_NARROW_ROWS;
     return slow * columns * (0.025 + 0.013 * (double)s->tokens);

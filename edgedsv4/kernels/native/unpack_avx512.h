@@ -57,19 +57,24 @@ DK_AVX512 DK_INLINE __m128i dk_eight_heads(const uint8_t *block)
     return heads;
 }
 
+/* Half of 2^(byte - 127). */
+DK_AVX512 DK_INLINE __m512 dk_half_powers_avx512(__m512i byte)
+{
+    const __m512i one = _mm512_set1_epi32(1), two = _mm512_set1_epi32(2),
+                  tiny = _mm512_set1_epi32(0x00200000);
+    __m512i bits = _mm512_slli_epi32(_mm512_sub_epi32(byte, one), 23);
+    bits = _mm512_mask_sllv_epi32(bits, _mm512_cmplt_epu32_mask(byte, two), tiny, byte);
+    return _mm512_castsi512_ps(bits);
+}
+
 /* E8M0 bytes of MXFP4; half their value goes with the doubled codes. Of `groups` = 8 blocks the other half
  * means nothing. */
 DK_AVX512 DK_INLINE __m512 dk_powers_avx512(const uint8_t *block, const int groups)
 {
-    const __m512i one = _mm512_set1_epi32(1), two = _mm512_set1_epi32(2),
-                  tiny = _mm512_set1_epi32(0x00200000);
     __m128i heads = dk_eight_heads(block);
     if (groups == 16)
         heads = _mm_unpacklo_epi64(heads, dk_eight_heads(block + 8 * 17));
-    __m512i byte = _mm512_cvtepu8_epi32(heads);
-    __m512i bits = _mm512_slli_epi32(_mm512_sub_epi32(byte, one), 23);
-    bits = _mm512_mask_sllv_epi32(bits, _mm512_cmplt_epu32_mask(byte, two), tiny, byte);
-    return _mm512_castsi512_ps(bits);
+    return dk_half_powers_avx512(_mm512_cvtepu8_epi32(heads));
 }
 
 DK_AVX512 DK_INLINE __m512 dk_sixteen_powers(const uint8_t *block) { return dk_powers_avx512(block, 16); }

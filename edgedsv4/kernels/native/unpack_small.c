@@ -272,6 +272,30 @@ DK_AVX512 DK_INLINE void finish_avx512(float *scale, float *offset, int64_t grou
     }
 }
 
+DK_AVX512 static void fp4_avx512(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
+                                 int64_t column, int64_t columns)
+{
+    const uint8_t *codes = block_at(w, row, column / 2, 1), *powers = fp4_scales(w, row, column);
+    const __m512i nibble = _mm512_set1_epi8(15);
+    int64_t groups = columns / 32, g = 0;
+    for (; g < groups; g += 16) {
+        __mmask16 kept = groups - g >= 16 ? 0xffff : (__mmask16)((1u << (groups - g)) - 1);
+        __m512i byte = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(kept, powers + g));
+        __m512 scales = dk_half_powers_avx512(byte);
+        scales = _mm512_mask_blend_ps(_mm512_cmpeq_epi32_mask(byte, _mm512_set1_epi32(255)), scales,
+                                      _mm512_set1_ps(NAN));
+        scales = _mm512_mul_ps(scales, _mm512_set1_ps(w->factor));
+        _mm512_mask_storeu_ps(scale + g, kept, scales);
+        _mm512_mask_storeu_ps(offset + g, kept, _mm512_mul_ps(scales, _mm512_set1_ps(-12.0f)));
+    }
+    for (g = 0; g < groups; g += 2) {
+        __mmask32 kept = groups - g >= 2 ? 0xffffffff : 0x0000ffff;
+        __m512i words = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(kept, codes + 16 * g));
+        words = _mm512_and_si512(_mm512_or_si512(words, _mm512_slli_epi16(words, 4)), nibble);
+        _mm512_store_si512(u + 32 * g, dk_e2m1_avx512(words));
+    }
+}
+
 DK_AVX512 static void nvfp4_avx512(uint8_t *u, float *scale, float *offset, const dk_matrix *w, int64_t row,
                                    int64_t column, int64_t columns)
 {
@@ -302,7 +326,7 @@ const dk_unpacker dk_unpack_q8_0 = {32, q8_0_scalar, ON_X86(q8_0_avx2), ON_X86(q
 const dk_unpacker dk_unpack_q4_0 = {32, q4_0_scalar, ON_X86(q4_0_avx2), ON_X86(q4_0_avx512)};
 const dk_unpacker dk_unpack_mxfp4 = {32, mxfp4_scalar, ON_X86(mxfp4_avx2), ON_X86(mxfp4_avx512)};
 const dk_unpacker dk_unpack_nvfp4 = {16, nvfp4_scalar, ON_X86(nvfp4_avx2), ON_X86(nvfp4_avx512)};
-const dk_unpacker dk_unpack_fp4_e2m1 = {32, fp4_scalar, ON_X86(fp4_avx2), NULL};
+const dk_unpacker dk_unpack_fp4_e2m1 = {32, fp4_scalar, ON_X86(fp4_avx2), ON_X86(fp4_avx512)};
 
 const dk_unpacker *dk_unpacker_of(int type)
 {

@@ -25,7 +25,7 @@ typedef float dk_wide_at __attribute__((vector_size(32), aligned(4), may_alias))
     {                                                                                                    \
         if (dk_level >= DK_LEVEL_AVX512)                                                                 \
             name##_avx512 arguments;                                                                     \
-        else if (dk_level == DK_LEVEL_AVX2)                                                              \
+        else if (dk_level >= DK_LEVEL_AVX2)                                                              \
             name##_avx2 arguments;                                                                       \
         else                                                                                             \
             name##_scalar arguments;                                                                     \
