@@ -1,50 +1,85 @@
-"""Check of the sampler, whose search for the largest logit is C code where that is built."""
+"""Check of the choice of a token: what C and numpy choose, and the weights they choose among."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from edgedsv4.config import SamplingOptions
-from edgedsv4.runtime.sampler import Sampler
+from edgedsv4.kernels.sample import SamplingRules, SeenTokens, sample, weights
 from edgedsv4.runtime.selftest.check import Check, draw
 
-_TOKENS, _DRAWS, _SEED, _TEMPERATURE = 1031, 9, 5, 0.75
+if TYPE_CHECKING:
+    from edgedsv4.kernels.dispatch import Implementation
+
+_TOKENS, _DRAWS, _TEMPERATURE = 1031, 9, 0.75
+_PLAIN = (SamplingOptions(temperature=0), SamplingOptions(temperature=_TEMPERATURE))
+_FILTERED = (
+    SamplingOptions(temperature=0.5, top_k=40, top_p=0.9, min_p=0.01),
+    SamplingOptions(
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logit_bias={3: 2.0, 77: -np.inf},
+        top_p=0.7,
+    ),
+)
 
 
 def sampling_checks() -> Iterator[Check]:
-    """Greedy choices and seeded draws."""
-    yield Check("sample", lambda _backend: _sampled(), _defined, limit=0, backends=("native",))
+    """Tokens by plain options against their definition; what filters leave against numpy's."""
+    yield Check("sample", _sampled, _defined, limit=0)
 
 
-def _logits() -> list[npt.NDArray[np.float32]]:
-    tied = draw(91, _TOKENS).round()
-    rows = (*draw(90, _DRAWS, _TOKENS).unbind(), tied)
-    return [np.ascontiguousarray(row.numpy()) for row in rows]
+def _sampled(backend: Implementation) -> list[Tensor]:
+    tokens = [_tokens(options, backend) for options in _PLAIN]
+    return [*tokens, *_filtered(backend)]
 
 
-def _sampled() -> list[Tensor]:
-    greedy = Sampler(SamplingOptions(temperature=0), _TOKENS)
-    drawing = Sampler(SamplingOptions(temperature=_TEMPERATURE, seed=_SEED), _TOKENS)
-    drawn = []
-    for logits in _logits():
-        drawn.append(drawing.sample(logits))
-        drawing.accept(drawn[-1])
-    return [torch.tensor([greedy.sample(logits) for logits in _logits()]), torch.tensor(drawn)]
+def _filtered(backend: Implementation) -> list[Tensor]:
+    """Tokens, and the bits of all weights."""
+    results = []
+    for options in _FILTERED:
+        rules = SamplingRules(options, _TOKENS)
+        found = [weights(row.numpy(), rules, _seen(), backend=backend) for row in _logits()]
+        results += [_tokens(options, backend), torch.from_numpy(np.stack(found).view(np.int64))]
+    return results
+
+
+def _tokens(options: SamplingOptions, backend: Implementation) -> Tensor:
+    rules, seen = SamplingRules(options, _TOKENS), _seen()
+    rows = enumerate(_logits())
+    return torch.tensor(
+        [sample(row.numpy(), rules, seen, _uniform(i), backend=backend) for i, row in rows]
+    )
 
 
 def _defined() -> list[Tensor]:
-    """The first of the largest; where a random number falls among summed-up probabilities."""
+    """The first of the largest; where a number falls among summed-up probabilities."""
     greedy, drawn = [], []
-    for index, logits in enumerate(_logits()):
-        greedy.append(int(np.flatnonzero(logits == logits.max())[0]))
-        scores = logits.astype(np.float64) / _TEMPERATURE
-        sums = np.cumsum(np.exp(scores - scores.max()))
-        word = int(np.random.Philox(key=_SEED, counter=index).random_raw())
-        target = (word >> 11) / float(1 << 53) * sums[-1]
-        drawn.append(int(np.searchsorted(sums, target, side="right")))
-    return [torch.tensor(greedy), torch.tensor(drawn)]
+    for index, row in enumerate(_logits()):
+        greedy.append(int((row == row.max()).nonzero()[0, 0]))
+        sums = torch.softmax(row.double() / _TEMPERATURE, dim=0).cumsum(dim=0)
+        drawn.append(int(torch.searchsorted(sums, _uniform(index) * sums[-1], right=True)))
+    return [torch.tensor(greedy), torch.tensor(drawn), *_filtered("reference")]
+
+
+def _logits() -> list[Tensor]:
+    """The last row has ties everywhere."""
+    return [*draw(90, _DRAWS, _TOKENS).unbind(), draw(91, _TOKENS).round()]
+
+
+def _uniform(index: int) -> float:
+    return (index + 0.37) / (_DRAWS + 1)
+
+
+def _seen() -> SeenTokens:
+    """Every third token was in the prompt, every sixth in the reply too."""
+    seen = SeenTokens.none(_TOKENS)
+    seen.flags[::3] = True
+    seen.generated[::6] = np.arange(0, _TOKENS, 6) % 4
+    return seen

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgedsv4 import SelfTestResult, run_selftest
 from edgedsv4.errors import BackendUnavailableError, BusyError
-from edgedsv4.kernels import rms_norm
+from edgedsv4.kernels import rms_norm, sample
 from edgedsv4.kernels.native.library import instruction_sets, library
 from edgedsv4.runtime import selftest
 from edgedsv4.runtime.selftest import computing, operations, shipped
@@ -127,6 +127,13 @@ def test_wrong_reference_fails_its_own_row(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(operations, "swiglu", swiglu)
     assert list(failed(list(run_selftest()))) == ["swiglu (reference)"]
+
+
+@pytest.mark.usefixtures("only_operations")
+def test_wrong_choice_of_a_token_fails_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = sample._sample_native
+    monkeypatch.setattr(sample, "_sample_native", lambda *given: max(0, right(*given) - 1))
+    assert list(failed(list(run_selftest()))) == rows_of("sample")
 
 
 @pytest.mark.usefixtures("only_operations")
