@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.scoring import Score as Score
     from edgedsv4.runtime.scoring import save_all_logits as save_all_logits
     from edgedsv4.runtime.scoring import score_text as score_text
+    from edgedsv4.runtime.scoring import top_logprobs as top_logprobs
     from edgedsv4.runtime.selftest import SelfTestResult as SelfTestResult
     from edgedsv4.runtime.selftest import run_selftest as run_selftest
     from edgedsv4.runtime.session import Session as Session
@@ -143,6 +144,7 @@ _HOME = {
         "Score",
         "save_all_logits",
         "score_text",
+        "top_logprobs",
     ),
     "edgedsv4.runtime.replies": (
         "DoneEvent",
@@ -276,4 +278,5 @@ __all__ = [
     "render_prompt",
     "save_all_logits",
     "score_text",
+    "top_logprobs",
 ]

@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedsv4.config import MAX_CONTEXT, SamplingOptions
-from edgedsv4.errors import ConfigError
+from edgedsv4.errors import ConfigError, SnapshotError
 from edgedsv4.kernels.sample import FloatArray, SamplingRules, SeenTokens, sample, weights
+from edgedsv4.runtime.sampler_bytes import decode_sampler, encode_sampler
 
 if TYPE_CHECKING:
     from edgedsv4.config import Backend
@@ -155,6 +156,22 @@ class Sampler:
         sampler._seen.generated[generated] = counts
         sampler.num_generated = sum(counts)
         return sampler
+
+    def to_bytes(self) -> bytes:
+        """`state` as bytes with a checksum."""
+        return encode_sampler(self.state())
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, *, backend: Backend = "auto") -> Self:
+        """The sampler whose `to_bytes` this is.
+
+        Raises:
+            SnapshotError: for anything else; `fault` says whether it ends early or was changed.
+        """
+        try:
+            return cls.from_state(decode_sampler(data), backend=backend)
+        except ConfigError as error:
+            raise SnapshotError(str(error)) from None
 
     def _check_ids(self, low: int, high: int) -> None:
         if low < 0 or high >= self.vocab_size:

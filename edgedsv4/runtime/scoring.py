@@ -1,4 +1,4 @@
-"""How well a model predicts given tokens: logits to a file, likelihood, distance to other logits.
+"""How well a model predicts given tokens: likelihoods, logits to a file, distance to other logits.
 
 Rows are consumed chunk by chunk, so memory is bounded by the chunk and not by the text. All
 sums are float64.
@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +23,15 @@ from edgedsv4.formats.whole_file import whole_file
 
 if TYPE_CHECKING:
     from edgedsv4.runtime.engine import Engine
-    from edgedsv4.runtime.session import Session
 
 _BLOCK_ELEMENTS = 1 << 22
 """Logits turned into float64 at once; the sums hold a few copies of that."""
 
 Progress = Callable[[int, int], None]
 Logits = npt.NDArray[np.float32]
+FloatArray = npt.NDArray[np.float64]
+Evaluate = Callable[[Sequence[int]], Logits | None]
+"""Appends tokens and returns the logits after each."""
 
 
 @dataclass(slots=True)
@@ -93,10 +96,94 @@ class Score:
 
 def log_softmax(logits: Logits) -> Logits:
     """Natural log-probabilities of logits [n, V], computed in float64, float32."""
+    return _log_probabilities(logits).astype(np.float32)
+
+
+def _log_probabilities(logits: npt.NDArray[np.floating[Any]]) -> FloatArray:
+    """The same in float64; of [V] too."""
     rows = logits.astype(np.float64)
-    rows -= rows.max(axis=1, keepdims=True)
-    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
-    return rows.astype(np.float32)
+    rows -= rows.max(axis=-1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))
+    return rows
+
+
+def top_logprobs(
+    logits: npt.NDArray[np.floating[Any]], n: int
+) -> tuple[npt.NDArray[np.int64], FloatArray]:
+    """The n likeliest tokens, and how likely each is before any sampling option.
+
+    Args:
+        logits: [V], any float dtype, as `Session.logits` gives them; -inf bans a token.
+        n: tokens wanted, 0..V.
+
+    Returns:
+        ids int64 [n], the likeliest first and equal ones by the lower id, and their natural log
+        probabilities, float64 [n], computed in float64.
+
+    Raises:
+        ConfigError: when `n` is out of its range or `logits` is no row.
+        NumericError: for NaN or +inf, or when every logit is -inf.
+    """
+    if logits.ndim != 1 or logits.size == 0:
+        raise ConfigError(f"logits must be [V], found {list(logits.shape)}")
+    if not 0 <= n <= logits.size:
+        raise ConfigError(f"n must be 0..{logits.size}, found {n}")
+    bad = np.flatnonzero(~(logits < math.inf))
+    if bad.size:
+        raise NumericError(f"logit of token {bad[0]} is {logits[bad[0]]}")
+    if not np.isfinite(logits).any():
+        raise NumericError("every logit is -inf")
+    least = np.partition(logits, logits.size - n)[logits.size - n] if n else math.inf
+    candidates = np.flatnonzero(logits >= least)
+    ids = candidates[np.argsort(-logits[candidates], kind="stable")][:n]
+    return ids, _log_probabilities(logits)[ids]
+
+
+def token_nlls(logits: Logits, targets: Sequence[int]) -> FloatArray:
+    """Negative log-likelihood of targets [n] by logits [n, V] before each; nats, float64 [n]."""
+    block = max(1, _BLOCK_ELEMENTS // logits.shape[1])
+    found = np.empty(len(targets))
+    for at in range(0, len(targets), block):
+        part = np.asarray(targets[at : at + block], dtype=np.int64)
+        rows = _log_probabilities(logits[at : at + len(part)])
+        found[at : at + len(part)] = -rows[np.arange(len(part)), part]
+    return found
+
+
+def score_continuation(
+    evaluate: Evaluate,
+    token_ids: Sequence[int],
+    *,
+    before: Logits | None,
+    chunk: int,
+    on_progress: Progress | None = None,
+) -> FloatArray:
+    """Negative log-likelihood of each token, evaluating all of them.
+
+    Args:
+        evaluate: appends tokens and returns the logits after each, [n, V].
+        token_ids: T tokens.
+        before: [V] after the token before the first; None when there is none.
+        chunk: tokens evaluated at once; no more rows of logits are held.
+        on_progress: called with tokens done and in total after every chunk.
+
+    Returns:
+        Nats, float64 [T]; the first is NaN when nothing came before it.
+
+    Raises:
+        NumericError: when a logit is NaN or infinite.
+    """
+    nlls = np.full(len(token_ids), math.nan)
+    if before is not None and len(token_ids):
+        if not np.isfinite(before).all():
+            raise NumericError("a logit of the last token is not finite")
+        nlls[:1] = token_nlls(before[None], token_ids[:1])
+    for start, logits in evaluate_chunks(evaluate, token_ids, chunk):
+        targets = token_ids[start + 1 : start + 1 + len(logits)]
+        nlls[start + 1 : start + 1 + len(targets)] = token_nlls(logits[: len(targets)], targets)
+        if on_progress is not None:
+            on_progress(start + len(logits), len(token_ids))
+    return nlls
 
 
 def text_windows(token_ids: Sequence[int], bos_id: int | None, window: int) -> list[list[int]]:
@@ -169,9 +256,11 @@ def _scored_rows(
 ) -> Iterator[tuple[Logits, Sequence[int]]]:
     """Log-probabilities [n, V] and the n tokens they predict, in blocks fit for float64."""
     block = max(1, _BLOCK_ELEMENTS // engine.config.vocab_size)
+    chunk = engine.options.prefill_chunk
     for ids in windows:
         with engine.new_session(context=window) as session:
-            for start, logits in evaluate_chunks(session, ids, engine.options.prefill_chunk):
+            evaluate = partial(session.evaluate, logits="all", chunk=chunk)
+            for start, logits in evaluate_chunks(evaluate, ids, chunk):
                 expected = ids[start + 1 : start + 1 + len(logits)]
                 for at in range(0, len(expected), block):
                     part = expected[at : at + block]
@@ -197,16 +286,16 @@ def check_same_text(saved: LogitHeader, now: LogitHeader) -> None:
 
 
 def evaluate_chunks(
-    session: Session, token_ids: Sequence[int], chunk: int
+    evaluate: Evaluate, token_ids: Sequence[int], chunk: int
 ) -> Iterator[tuple[int, Logits]]:
-    """Appends tokens to a session and yields (index of the first, logits [n, V]) chunk by chunk.
+    """Evaluates tokens and yields (index of the first, logits [n, V]) chunk by chunk.
 
     Raises:
         NumericError: when a logit is NaN or infinite.
     """
     for start in range(0, len(token_ids), chunk):
         part = token_ids[start : start + chunk]
-        logits = session.evaluate(part, logits="all", chunk=chunk)
+        logits = evaluate(part)
         if logits is None or not np.isfinite(logits).all():
             raise NumericError(f"a logit of tokens {start}..{start + len(part) - 1} is not finite")
         yield start, logits
@@ -229,7 +318,8 @@ def save_all_logits(
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         chunk = engine.options.prefill_chunk
-        for start, logits in evaluate_chunks(session, token_ids, chunk):
+        evaluate = partial(session.evaluate, logits="all", chunk=chunk)
+        for start, logits in evaluate_chunks(evaluate, token_ids, chunk):
             file.write(np.ascontiguousarray(logits, dtype="<f4").tobytes())
             if on_progress is not None:
                 on_progress(start + len(logits), len(token_ids))

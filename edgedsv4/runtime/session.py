@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from edgedsv4.config import SamplingOptions
@@ -24,6 +25,7 @@ from edgedsv4.formats.snapshot_write import save_file
 from edgedsv4.runtime.cancel_flag import CancelFlag
 from edgedsv4.runtime.replies import ReplyLoop, SampledTurns
 from edgedsv4.runtime.sampler import Sampler
+from edgedsv4.runtime.scoring import FloatArray, score_continuation
 from edgedsv4.runtime.single_user import SingleUser, Use
 from edgedsv4.runtime.snapshot import SnapshotContext, load_session, save_session
 from edgedsv4.runtime.timeline import Logits, Progress, Timeline
@@ -155,6 +157,31 @@ class Session:
             raise ConfigError(f"chunk must be at least 1, found {chunk}")
         with self._working() as timeline:
             return timeline.evaluate(ids, rows=logits, chunk=chunk, on_progress=on_progress)
+
+    def score(self, token_ids: Sequence[int], *, on_progress: Progress | None = None) -> FloatArray:
+        """Append tokens and say how likely each was after those before it.
+
+        Logits are dropped chunk by chunk, so memory does not grow with the tokens.
+
+        Args:
+            token_ids: T ids to append.
+            on_progress: told (done, total) after every chunk.
+
+        Returns:
+            Negative log-likelihoods in nats, float64 [T]. The first is NaN when the timeline was
+            empty, since nothing predicts that token.
+
+        Raises:
+            As `evaluate`, and NumericError when a logit is infinite.
+        """
+        ids, chunk = _plain_ids(token_ids), self._parts.options.prefill_chunk
+        with self._working() as timeline:
+            timeline.check_room(ids)
+            before = timeline.logits() if ids and timeline.length else None
+            evaluate = partial(timeline.evaluate, rows="all")
+            return score_continuation(
+                evaluate, ids, before=before, chunk=chunk, on_progress=on_progress
+            )
 
     def rewind(self, count: int) -> SyncReport:
         """Drop the last `count` tokens.

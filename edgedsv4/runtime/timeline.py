@@ -148,6 +148,16 @@ class Timeline:
                 f"token ids must be 0..{size - 1}, found {token_ids[bad]} at position {bad}"
             )
 
+    def check_room(self, token_ids: Sequence[int]) -> None:
+        """Raise what `evaluate` would raise for these tokens before it evaluates any.
+
+        Raises:
+            ConfigError: for an id outside the vocabulary.
+            ContextFullError: when the tokens do not fit.
+        """
+        self.check_ids(token_ids)
+        self._check_room(self.length + len(token_ids))
+
     def sync(self, token_ids: Sequence[int], on_progress: Progress | None = None) -> SyncReport:
         """Make the timeline equal to `token_ids`, evaluating as little as possible.
 
@@ -190,8 +200,7 @@ class Timeline:
         Raises:
             As `sync`; after a failure the finished chunks stay appended.
         """
-        self.check_ids(token_ids)
-        self._check_room(self.length + len(token_ids))
+        self.check_room(token_ids)
         self._settle()
         return self._run(token_ids, rows, chunk=chunk, on_progress=on_progress)
 

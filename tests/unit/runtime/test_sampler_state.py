@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgedsv4.config import SamplingOptions
-from edgedsv4.errors import ConfigError
+from edgedsv4.errors import ConfigError, SnapshotError
 from edgedsv4.runtime.sampler import Sampler
 
 VOCAB = 150
@@ -107,3 +108,53 @@ def test_missing_part_is_named(name: str) -> None:
     del state[name]
     with pytest.raises(ConfigError, match=name):
         Sampler.from_state(state)
+
+
+def resealed(data: bytes) -> bytes:
+    return data + hashlib.sha256(data).digest()
+
+
+def test_bytes_hold_the_whole_state() -> None:
+    sampler = Sampler(SamplingOptions(seed=2**63 - 1, top_k=9), VOCAB)
+    play(sampler, ROWS[:9])
+    restored = Sampler.from_bytes(memoryview(sampler.to_bytes()))
+    assert restored.state() == sampler.state()
+    assert play(restored, ROWS) == play(sampler, ROWS)
+
+
+def test_every_shortened_state_is_told_so() -> None:
+    data = Sampler(SamplingOptions(seed=1), VOCAB).to_bytes()
+    for size in range(len(data)):
+        with pytest.raises(SnapshotError) as caught:
+            Sampler.from_bytes(data[:size])
+        assert caught.value.fault == "truncated"
+
+
+def test_every_changed_byte_is_found() -> None:
+    data = Sampler(SamplingOptions(seed=1), VOCAB).to_bytes()
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 0x40
+        with pytest.raises(SnapshotError):
+            Sampler.from_bytes(changed)
+    changed = bytearray(data)
+    changed[20] ^= 1
+    with pytest.raises(SnapshotError) as caught:
+        Sampler.from_bytes(changed)
+    assert caught.value.fault == "checksum"
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[]", b"{", b"\xff", b'{"version": 1}'])
+def test_sealed_bytes_that_are_no_state_are_refused(text: bytes) -> None:
+    head = Sampler(SamplingOptions(), VOCAB).to_bytes()[:8] + len(text).to_bytes(8, "little")
+    with pytest.raises(SnapshotError) as caught:
+        Sampler.from_bytes(resealed(head + text))
+    assert caught.value.fault == "format"
+
+
+def test_bytes_behind_a_state_are_refused() -> None:
+    data = Sampler(SamplingOptions(), VOCAB).to_bytes()
+    with pytest.raises(SnapshotError, match="expected"):
+        Sampler.from_bytes(data + b"x")
+    with pytest.raises(SnapshotError, match="no sampler"):
+        Sampler.from_bytes(b"something else altogether")
