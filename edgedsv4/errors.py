@@ -67,10 +67,10 @@ class StorageError(Dsv4Error, OSError):
     def __init__(
         self, what: str, *, path: str | PathLike[str] | None = None, errno: int | None = None
     ) -> None:
+        super().__init__(what if path is None else f"{path}: {what}")
         self.what = what
         self.path = None if path is None else Path(path)
-        self.errno = errno
-        super().__init__(what if path is None else f"{path}: {what}")
+        self.errno = errno  # here, because the initialiser of OSError clears it
 
 
 class ConfigError(Dsv4Error):

@@ -13,6 +13,7 @@ error and no signal. docs/snapshot.md has the rest.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 import struct
@@ -401,9 +402,12 @@ def open_snapshot(source: Source) -> Iterator[Snapshot]:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise storage_error(f"cannot be opened: {error.strerror}", path, error) from error
-    with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  # a descriptor, not a name
+    try:
         identity = os.fstat(descriptor)
         if not stat.S_ISREG(identity.st_mode):
             found = "a directory" if stat.S_ISDIR(identity.st_mode) else "a device, pipe or socket"
             raise SnapshotError(f"is {found}, expected a saved session", path=path)
+        file = io.FileIO(descriptor, closefd=False)
         yield Snapshot(file, identity.st_size, path)
+    finally:
+        os.close(descriptor)

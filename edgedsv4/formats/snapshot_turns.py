@@ -23,6 +23,7 @@ SavedTurn: TypeAlias = tuple[tuple[tuple[str, bool], ...], tuple[int, ...]]
 """Pieces as (text, is special), and token ids."""
 
 _MAX_PIECES = 1 << 16
+_MAX_COUNT = (1 << 32) - 1
 
 
 def encode_turns(turns: list[SavedTurn]) -> bytes:
@@ -71,8 +72,10 @@ class _Cursor:
         self.place += count
         return self._data[self.place - count : self.place]
 
-    def count(self, what: str, most: int) -> int:
+    def count(self, what: str, item_bytes: int, most: int = _MAX_COUNT) -> int:
+        """A number of items that are at least so large and still to come."""
         value = int.from_bytes(self.take(4), "little")
+        most = min(most, self.left // item_bytes)
         if value > most:
             self.place -= 4
             raise self.error(f"{what} must be at most {most:,}, found {value:,}")
@@ -97,13 +100,13 @@ def decode_turns(
     cursor = _Cursor(data, path, offset)
     turns: list[SavedTurn] = []
     pieces_left = _MAX_PIECES
-    for _ in range(cursor.count("turns", cursor.left // 13)):
-        count = cursor.count("pieces", min(pieces_left, cursor.left // 5))
+    for _ in range(cursor.count("turns", 13)):
+        count = cursor.count("pieces", 5, pieces_left)
         if not count:
             raise cursor.error("a turn needs at least one piece")
         pieces_left -= count
         pieces = tuple(_decode_piece(cursor) for _ in range(count))
-        size = cursor.count("tokens", cursor.left // 4)
+        size = cursor.count("tokens", 4)
         ids = np.frombuffer(cursor.take(4 * size), dtype="<i4")
         if size and (ids.min() < 0 or ids.max() >= vocab_size):
             raise cursor.error(f"token ids must be 0..{vocab_size - 1}")
@@ -117,7 +120,7 @@ def _decode_piece(cursor: _Cursor) -> tuple[str, bool]:
     kind = cursor.take(1)[0]
     if kind > 1:
         raise cursor.error(f"a piece is 0 (text) or 1 (special), found {kind}")
-    data = cursor.take(cursor.count("bytes of a piece", max(0, cursor.left - 4)))
+    data = cursor.take(cursor.count("bytes of a piece", 1))
     try:
         return data.decode("utf-8"), kind == 1
     except UnicodeDecodeError:

@@ -42,6 +42,8 @@ class WholeFiles:
         if final.exists() and not final.is_file():
             found = "a directory" if final.is_dir() else "a device, pipe or socket"
             raise ConfigError(f"{target}: expected a file name, found {found}")
+        if final.is_symlink():
+            raise ConfigError(f"{target}: expected a file name, found links that lead in a circle")
         name = f".{final.name[:40]}.{secrets.token_hex(6)}.partial"
         self._pending.append((final.with_name(name), final))
         try:
