@@ -7,11 +7,15 @@
 
 #include "wide.h"
 
-enum { SEGMENT = 64, LANES = 4, CHAINS = 8 };
+enum { SEGMENT = 64, LANES = 4, BROAD = 8, CHAINS = 8 };
 
 typedef double lanes_t __attribute__((vector_size(32)));
 typedef int64_t lanes_int __attribute__((vector_size(32)));
 typedef double lanes_at __attribute__((vector_size(32), aligned(8), may_alias));
+/* Without comparisons, which compilers take apart at this width. */
+typedef double broad_t __attribute__((vector_size(64)));
+typedef int64_t broad_int __attribute__((vector_size(64)));
+typedef double broad_at __attribute__((vector_size(64), aligned(8), may_alias));
 typedef float narrow_at __attribute__((vector_size(16), aligned(4), may_alias));
 
 typedef struct {
@@ -64,31 +68,36 @@ DK_INLINE float wide_largest(dk_wide v)
     return v[0];
 }
 
-/* e^x for x <= 0, and 0 below -700: x = n ln 2 + r, the series of e^r up to r^13, times 2^n. */
-DK_INLINE lanes_t exponential(lanes_t x)
+DK_INLINE broad_t broad_of(double value)
 {
-    const lanes_t magic = lanes_of(0x1.8p52); /* its last place is 1: adding it rounds to an integer */
-    lanes_int is_kept = x >= lanes_of(-700.0);
-    x = lanes_select(is_kept, x, lanes_of(-700.0));
-    lanes_t shifted = x * lanes_of(0x1.71547652b82fep0) + magic;
-    lanes_t n = shifted - magic;
-    lanes_t r = x - n * lanes_of(0x1.62e42feep-1); /* exact: the constant has 31 bits */
-    r = r - n * lanes_of(0x1.a39ef35793c76p-33);
+    return (broad_t){value, value, value, value, value, value, value, value};
+}
+
+/* e^x for x <= 0, and 0 below -700: x = n ln 2 + r, the series of e^r up to r^13, times 2^n. */
+DK_INLINE broad_t exponential(broad_t x)
+{
+    const broad_t magic = broad_of(0x1.8p52); /* its last place is 1: adding it rounds to an integer */
+    broad_int is_low = (broad_int)(x + broad_of(700.0)) >> 63; /* all ones where the sign is set */
+    x = (broad_t)((~is_low & (broad_int)x) | (is_low & (broad_int)broad_of(-700.0)));
+    broad_t shifted = x * broad_of(0x1.71547652b82fep0) + magic;
+    broad_t n = shifted - magic;
+    broad_t r = x - n * broad_of(0x1.62e42feep-1); /* exact: the constant has 31 bits */
+    r = r - n * broad_of(0x1.a39ef35793c76p-33);
     /* Two sums, since one long chain of products would wait for each. */
-    lanes_t square = r * r;
-    lanes_t even = lanes_of(1.0 / 479001600.0) * square + lanes_of(1.0 / 3628800.0);
-    lanes_t odd = lanes_of(1.0 / 6227020800.0) * square + lanes_of(1.0 / 39916800.0);
-    even = even * square + lanes_of(1.0 / 40320.0);
-    odd = odd * square + lanes_of(1.0 / 362880.0);
-    even = even * square + lanes_of(1.0 / 720.0);
-    odd = odd * square + lanes_of(1.0 / 5040.0);
-    even = even * square + lanes_of(1.0 / 24.0);
-    odd = odd * square + lanes_of(1.0 / 120.0);
-    even = even * square + lanes_of(0.5);
-    odd = odd * square + lanes_of(1.0 / 6.0);
-    lanes_t value = ((odd * r + even) * square + r) + lanes_of(1.0);
-    lanes_int power = ((lanes_int)shifted - (lanes_int)magic + 1023) << 52;
-    return (lanes_t)((lanes_int)(value * (lanes_t)power) & is_kept);
+    broad_t square = r * r;
+    broad_t even = broad_of(1.0 / 479001600.0) * square + broad_of(1.0 / 3628800.0);
+    broad_t odd = broad_of(1.0 / 6227020800.0) * square + broad_of(1.0 / 39916800.0);
+    even = even * square + broad_of(1.0 / 40320.0);
+    odd = odd * square + broad_of(1.0 / 362880.0);
+    even = even * square + broad_of(1.0 / 720.0);
+    odd = odd * square + broad_of(1.0 / 5040.0);
+    even = even * square + broad_of(1.0 / 24.0);
+    odd = odd * square + broad_of(1.0 / 120.0);
+    even = even * square + broad_of(0.5);
+    odd = odd * square + broad_of(1.0 / 6.0);
+    broad_t value = ((odd * r + even) * square + r) + broad_of(1.0);
+    broad_int power = ((broad_int)shifted - (broad_int)magic + 1023) << 52;
+    return (broad_t)((broad_int)(value * (broad_t)power) & ~is_low);
 }
 
 /* ---- scores ---- */
@@ -280,12 +289,12 @@ static void open_segments(job_t *job)
 
 DK_INLINE void weigh_body(const job_t *job)
 {
-    lanes_t best = lanes_of(job->best), scale = lanes_of(job->rules->scale);
+    broad_t best = broad_of(job->best), scale = broad_of(job->rules->scale);
     for (int64_t place = 0; place < job->open_count; place++) {
         int64_t at = job->open[place] * SEGMENT;
-        for (int i = 0; i < SEGMENT; i += LANES) {
-            lanes_t x = (*(const lanes_at *)(job->scores + at + i) - best) * scale;
-            *(lanes_at *)(job->weights + at + i) = exponential(x);
+        for (int i = 0; i < SEGMENT; i += BROAD) {
+            broad_t x = (*(const broad_at *)(job->scores + at + i) - best) * scale;
+            *(broad_at *)(job->weights + at + i) = exponential(x);
         }
     }
 }
