@@ -252,7 +252,7 @@ def _layer_list_problems(config: ModelConfig) -> list[str]:
 
 def _require(holds: bool, name: str, expected: str, found: object) -> None:
     if not holds:
-        raise ConfigError(f"{name} must be {expected}, found {found!r}")
+        raise ConfigError(f"{name} must be {expected}, found {found!r}", name=name)
 
 
 def _require_whole(name: str, value: object, low: int, high: int, expected: str) -> None:

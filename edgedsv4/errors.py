@@ -74,7 +74,15 @@ class StorageError(Dsv4Error, OSError):
 
 
 class ConfigError(Dsv4Error):
-    """An option is out of its range; the message names it, its range and the value found."""
+    """An option is out of its range; the message names it, its range and the value found.
+
+    Attributes:
+        name: the option or argument alone, None where the message is about something else.
+    """
+
+    def __init__(self, what: str, *, name: str | None = None) -> None:
+        self.name = name
+        super().__init__(what)
 
 
 class ShapeError(Dsv4Error):

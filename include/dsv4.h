@@ -374,13 +374,14 @@ typedef int (*dsv4_event_fn)(void *user, const dsv4_event *event);
 int32_t dsv4_parser_new(dsv4_engine *engine, const dsv4_message *messages, size_t count,
                         const dsv4_prompt_options *options, dsv4_parser **out);
 
-/* Take in the text of more tokens. *is_complete (optional) is 1 once nothing that follows means anything.
+/* Take in the text of more tokens. event is optional. *is_complete (optional) is 1 once nothing that follows
+ * means anything.
  * A callback that stops ends this call's events, with DSV4_ERR_CANCELLED.
  * Errors: INVALID_ARGUMENT (an id; after dsv4_parser_finish), BUSY, CANCELLED. */
 int32_t dsv4_parser_push(dsv4_parser *parser, const int32_t *tokens, size_t count, dsv4_event_fn event,
                          void *user, int32_t *is_complete);
 
-/* The reply has ended: what was held back comes out. Errors: as dsv4_parser_push. */
+/* The reply has ended: what was held back comes out. event is optional. Errors: as dsv4_parser_push. */
 int32_t dsv4_parser_finish(dsv4_parser *parser, dsv4_event_fn event, void *user);
 
 /* Free a parser. Errors: BUSY. */
@@ -539,7 +540,7 @@ typedef struct dsv4_result {
 
 /* Continue the timeline token by token, each handed out once it is part of it.
  *   options: optional.   stop_tokens: token ids that end it (they join the timeline, and are not handed out);
- *   the model's end token is not among them unless it is named.   result: optional.
+ *   the model's end token is not among them unless it is named.   token, result: optional.
  * Errors: INVALID_ARGUMENT (an empty timeline, an id, an option), BUSY; CANCELLED by a cancel object, NUMERIC,
  * FORMAT: the tokens handed out stay, and result is filled. A callback that stops is no error. */
 int32_t dsv4_session_generate(dsv4_session *session, const dsv4_sampling_options *options,

@@ -44,7 +44,17 @@ class AbiError(Exception):
 
 
 class BufferTooSmallError(Exception):
-    """A buffer does not hold the answer; the needed length is stored."""
+    """A buffer does not hold the answer; the needed length is stored.
+
+    Args:
+        name: the argument.
+        needed: length of the answer.
+        capacity: of the buffer.
+    """
+
+    def __init__(self, name: str, needed: int, capacity: int) -> None:
+        self.name, self.needed, self.capacity = name, needed, capacity
+        super().__init__(f"{name} holds {capacity}, the result has {needed}")
 
 
 _STATUSES: tuple[tuple[type[BaseException], int], ...] = (
@@ -96,12 +106,17 @@ def status_of(error: BaseException) -> int:
         if isinstance(error, kind):
             return int(status)
     if isinstance(error, FormatError):
-        return int(_FAULTS[error.fault])
-    if isinstance(error, OSError):
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return int(lib.DSV4_ERR_NO_SPACE)
-        return int(lib.DSV4_ERR_NOT_FOUND if error.errno == errno.ENOENT else lib.DSV4_ERR_IO)
-    return int(lib.DSV4_ERR_INTERNAL)
+        # One that only wraps what the system said is no fault of the contents.
+        is_refused = error.fault == "format" and isinstance(error.__cause__, OSError)
+        return int(lib.DSV4_ERR_IO if is_refused else _FAULTS[error.fault])
+    return _status_of_system(error.errno) if isinstance(error, OSError) else lib.DSV4_ERR_INTERNAL
+
+
+def _status_of_system(number: int | None) -> int:
+    """The status that stands for an error number of the system."""
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return int(lib.DSV4_ERR_NO_SPACE)
+    return int(lib.DSV4_ERR_NOT_FOUND if number == errno.ENOENT else lib.DSV4_ERR_IO)
 
 
 def report(function: str, error: BaseException) -> int:

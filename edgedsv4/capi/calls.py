@@ -31,7 +31,9 @@ class Call:
         self._record = read_struct(pointer, "dsv4_call", _NONE) if pointer else _NONE
         self._has_stopped = False
         if self._record.cancel and lib.entry_is_cancelled(self._record.cancel) < 0:
-            raise ConfigError("call.cancel was freed before, or is no cancel object")
+            raise ConfigError(
+                "call.cancel was freed before, or is no cancel object", name="call.cancel"
+            )
 
     def is_cancelled(self) -> bool:
         """Whether the work is to stop; cheap."""

@@ -95,7 +95,8 @@ class EventSink:
 def messages_of(pointer: Any, count: int) -> list[Message]:
     """The messages of an array, whose elements are all as large as the first says."""
     if not 1 <= count <= _MOST_MESSAGES:
-        raise ConfigError(f"count must be 1..{_MOST_MESSAGES} messages, found {count}")
+        what = f"count must be 1..{_MOST_MESSAGES} messages, found {count}"
+        raise ConfigError(what, name="count")
     stride = checked_size(required(pointer, "messages").struct_size, _MESSAGE)
     start = ffi.cast("char *", pointer)
     messages = []
@@ -164,9 +165,10 @@ def _json_of(text: Any, name: str, kind: type | tuple[type, ...]) -> Any:
     try:
         value = json.loads(document)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{name} is not JSON: {error}") from None
+        raise ConfigError(f"{name} is not JSON: {error}", name=name) from None
     if not isinstance(value, kind):
-        raise ConfigError(f"{name} holds {type(value).__name__}, which it cannot be")
+        what = f"{name} holds {type(value).__name__}, which it cannot be"
+        raise ConfigError(what, name=name)
     return value
 
 
@@ -223,7 +225,8 @@ def dsv4_chat_encode(
     """`Engine.render`, then `Tokenizer.encode_pieces`."""
     opened = engine_of(engine)
     prompt = _rendered(opened, messages, count, options)
-    return put_tokens(opened.tokenizer.encode_pieces(prompt.pieces), tokens, capacity, size)
+    ids = opened.tokenizer.encode_pieces(prompt.pieces)
+    return put_tokens(ids, tokens, capacity, size, length_name="size")
 
 
 class _TokenParser:

@@ -48,13 +48,13 @@ class HandleTable(Generic[T]):
         try:
             return self._objects[handle]
         except KeyError:
-            raise ConfigError(self._explain(handle)) from None
+            raise ConfigError(self._explain(handle), name=self._name) from None
 
     def remove(self, handle: int) -> None:
         """Forget the object; a second time is refused."""
         with self._lock:
             if self._objects.pop(handle, None) is None:
-                raise ConfigError(self._explain(handle))
+                raise ConfigError(self._explain(handle), name=self._name)
 
     def __len__(self) -> int:
         return len(self._objects)

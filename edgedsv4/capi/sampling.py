@@ -11,6 +11,7 @@ from edgedsv4 import ConfigError, Sampler, SamplingOptions
 from edgedsv4.capi.bridge import exported, ffi
 from edgedsv4.capi.exclusive import Exclusive
 from edgedsv4.capi.handles import HandleTable
+from edgedsv4.capi.sampler_bytes import restored_sampler, saved_sampler
 from edgedsv4.capi.values import (
     checked_size,
     put_bytes,
@@ -57,7 +58,8 @@ def sampling_options_of(pointer: Any) -> SamplingOptions:
 
 def _biases(pointer: Any, count: int) -> dict[int, float]:
     if count > _MOST_BIASES:
-        raise ConfigError(f"bias_count must be 0..{_MOST_BIASES}, found {count}")
+        what = f"bias_count must be 0..{_MOST_BIASES}, found {count}"
+        raise ConfigError(what, name="bias_count")
     if count:
         required(pointer, "bias")
     return {pointer[i].token: pointer[i].bias for i in range(count)}
@@ -97,7 +99,8 @@ def dsv4_sampler_new(options: Any, vocab_size: int, out: Any) -> int:
     """`Sampler`."""
     required(out, "out")[0] = ffi.NULL
     if not 1 <= vocab_size <= _MOST_VOCABULARY:
-        raise ConfigError(f"vocab_size must be 1..{_MOST_VOCABULARY}, found {vocab_size}")
+        what = f"vocab_size must be 1..{_MOST_VOCABULARY}, found {vocab_size}"
+        raise ConfigError(what, name="vocab_size")
     return _add(Sampler(sampling_options_of(options), vocab_size), out)
 
 
@@ -108,7 +111,8 @@ def dsv4_sampler_sample(sampler: Any, logits: Any, count: int, token: Any) -> in
     required(token, "token")
     if count != own.sampler.vocab_size:
         raise ConfigError(
-            f"count must be the vocabulary of the sampler, {own.sampler.vocab_size}, found {count}"
+            f"count must be the vocabulary of the sampler, {own.sampler.vocab_size}, found {count}",
+            name="count",
         )
     with own.user.taken():
         view = ffi.buffer(required(logits, "logits"), 4 * count)
@@ -136,17 +140,17 @@ def dsv4_sampler_observe(sampler: Any, tokens: Any, count: int) -> int:
 
 @exported
 def dsv4_sampler_save(sampler: Any, buffer: Any, capacity: int, size: Any) -> int:
-    """`Sampler.to_bytes`."""
+    """`Sampler.state` as bytes."""
     own = sampler_of(sampler)
     with own.user.taken():
-        return put_bytes(own.sampler.to_bytes(), buffer, capacity, size)
+        return put_bytes(saved_sampler(own.sampler), buffer, capacity, size)
 
 
 @exported
 def dsv4_sampler_restore(state: Any, size: int, out: Any) -> int:
-    """`Sampler.from_bytes`."""
+    """`Sampler.from_state`."""
     required(out, "out")[0] = ffi.NULL
-    return _add(Sampler.from_bytes(ffi.buffer(required(state, "state"), size)[:]), out)
+    return _add(restored_sampler(ffi.buffer(required(state, "state"), size)[:]), out)
 
 
 @exported

@@ -29,7 +29,7 @@ _Static_assert(sizeof(uintptr_t) == 8, "handles are 64-bit numbers");
 
 /* ---- Errors of a thread ---- */
 
-enum { TEXT_SIZE = 4096, PATH_SIZE = 4096, NAME_SIZE = 256, FUNCTION_SIZE = 64 };
+enum { TEXT_SIZE = 4096, PATH_SIZE = 4096, NAME_SIZE = 256, FUNCTION_SIZE = 64, LARGEST_STRUCT = 1 << 16 };
 
 static _Thread_local struct {
     dsv4_error_info info;
@@ -95,7 +95,8 @@ int32_t dsv4_last_error_info(dsv4_error_info *out)
     if (!out)
         return DSV4_ERR_INVALID_ARGUMENT;
     uint32_t size = out->struct_size;
-    if (size < 2 * sizeof(uint32_t))
+    /* Behind the first two, all members have eight bytes. */
+    if (size < 8 || size > LARGEST_STRUCT || (size < sizeof(dsv4_error_info) && size % 8))
         return DSV4_ERR_ABI;
     dsv4_error_info info = error_of_thread.info;
     info.struct_size = size;

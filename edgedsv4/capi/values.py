@@ -22,7 +22,7 @@ _LARGEST_STRUCT = 1 << 16
 def required(pointer: Any, name: str) -> Any:
     """The pointer, which must not be NULL."""
     if not pointer:
-        raise ConfigError(f"{name} must not be NULL")
+        raise ConfigError(f"{name} must not be NULL", name=name)
     return pointer
 
 
@@ -34,7 +34,8 @@ def text_of(text: Any, name: str) -> str:
     """
     if not text.data:
         if text.size and text.size != _ZSTR:
-            raise ConfigError(f"{name}.data must not be NULL when its size is {text.size}")
+            what = f"{name}.data must not be NULL when its size is {text.size}"
+            raise ConfigError(what, name=name)
         return ""
     data = ffi.string(text.data) if text.size == _ZSTR else ffi.buffer(text.data, text.size)[:]
     return decoded(data, name)
@@ -46,7 +47,7 @@ def decoded(data: bytes, name: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{name} must be UTF-8, found byte {data[error.start]:#04x} at {error.start}"
+            f"{name} must be UTF-8, found byte {data[error.start]:#04x} at {error.start}", name=name
         ) from None
 
 
@@ -59,7 +60,7 @@ def path_of(pointer: Any, name: str = "path") -> str:
     """A NUL-terminated path."""
     path = os.fsdecode(ffi.string(required(pointer, name)))
     if not path:
-        raise ConfigError(f"{name} must not be empty")
+        raise ConfigError(f"{name} must not be empty", name=name)
     return path
 
 
@@ -85,35 +86,38 @@ def put_bytes(
 ) -> int:
     """A result of bytes: its length in `size`, and itself where there is room."""
     nbytes = data.nbytes if isinstance(data, (memoryview, np.ndarray)) else len(data)
-    if _has_room(nbytes, buffer, capacity, required(size, "size"), "bytes"):
+    if _has_room(nbytes, buffer, capacity, required(size, "size"), "buffer"):
         ffi.memmove(buffer, data, nbytes)
     return 0
 
 
-def put_tokens(token_ids: Sequence[int], buffer: Any, capacity: int, count: Any) -> int:
+def put_tokens(
+    token_ids: Sequence[int], buffer: Any, capacity: int, count: Any, *, length_name: str = "count"
+) -> int:
     """A result of token ids."""
     found = np.asarray(token_ids, dtype=np.int32)
-    if _has_room(found.size, buffer, capacity, required(count, "count"), "tokens"):
+    if _has_room(found.size, buffer, capacity, required(count, length_name), "tokens"):
         ffi.memmove(buffer, found, found.nbytes)
     return 0
 
 
 def put_floats(values: npt.NDArray[np.float32], buffer: Any, capacity: int, count: Any) -> int:
     """A result of floats."""
-    if _has_room(values.size, buffer, capacity, required(count, "count"), "floats"):
+    if _has_room(values.size, buffer, capacity, required(count, "count"), "logits"):
         ffi.memmove(buffer, np.ascontiguousarray(values, dtype=np.float32), 4 * values.size)
     return 0
 
 
-def _has_room(needed: int, buffer: Any, capacity: int, size: Any, unit: str) -> bool:
+def _has_room(needed: int, buffer: Any, capacity: int, size: Any, name: str) -> bool:
     """Store the length; whether the result is to be stored as well."""
     size[0] = needed
     if not buffer:
         if capacity:
-            raise ConfigError(f"buffer must not be NULL when its capacity is {capacity}")
+            what = f"{name} must not be NULL when its capacity is {capacity}"
+            raise ConfigError(what, name=name)
         return False
     if capacity < needed:
-        raise BufferTooSmallError(f"the buffer holds {capacity} {unit}, the result has {needed}")
+        raise BufferTooSmallError(name, needed, capacity)
     return needed > 0
 
 
@@ -129,7 +133,8 @@ def read_struct(pointer: Any, kind: str, defaults: Any) -> Any:
     copy = ffi.new(f"{kind} *", defaults[0])
     ffi.memmove(copy, pointer, min(size, known))
     copy.struct_size = known
-    if size > known and any(ffi.buffer(ffi.cast("char *", pointer) + known, size - known)):
+    tail = ffi.buffer(ffi.cast("char *", pointer) + known, max(0, size - known))
+    if any(tail[:]):
         raise AbiError(
             f"{kind} has {size} bytes and uses members behind the {known} that this library knows;"
             " compile with its dsv4.h"
