@@ -324,9 +324,9 @@ static void check_decoding(int threads)
     }
 }
 
-static void check_product(const char *type, int64_t tokens, int has_int8, dk_run run)
+static void check_product(const char *type, int64_t columns, int64_t tokens, int has_int8, dk_run run)
 {
-    int64_t elements = dk_max(types[index_of(type)].elements, 32), columns = 5 * elements, rows = 43;
+    int64_t rows = 43;
     dk_matrix m = matrix(type, rows, columns);
     dk_input input = {.x = floats(tokens * columns), .stride = columns};
     if (has_int8)
@@ -342,9 +342,11 @@ static void check_products(int threads)
 {
     static const int64_t counts[] = {1, 3, 16, 29};
     for (int i = 0; i < TYPE_COUNT; i++) {
+        int64_t odd = 5 * dk_max(types[i].elements, 32), superblocks = 512;
         for (int j = 0; j < 4; j++) {
-            check_product(types[i].name, counts[j], 0, new_run(threads));
-            check_product(types[i].name, counts[j], 1, new_run(threads));
+            check_product(types[i].name, odd, counts[j], 0, new_run(threads));
+            check_product(types[i].name, odd, counts[j], 1, new_run(threads));
+            check_product(types[i].name, superblocks, counts[j], 1, new_run(threads));
         }
     }
 }

@@ -69,6 +69,16 @@ DK_INLINE void dk_six_bit_words(const uint8_t *packed, uint64_t *scales, uint64_
     *offsets = (second & 0x3f3f3f3f) | (uint64_t)upper_offsets << 32;
 }
 
+/* The sixteen 6-bit scales of Q3_K plus 32: eight bytes of low nibbles, then four of upper bit pairs. */
+DK_INLINE void dk_q3_k_words(const uint8_t *packed, uint64_t words[2])
+{
+    uint64_t low = dk_load64(packed), upper = dk_load32(packed + 8);
+    uint64_t first = (upper << 4 & 0x30303030) | (upper << 34 & 0x3030303000000000);
+    uint64_t second = (upper & 0x30303030) | (upper << 30 & 0x3030303000000000);
+    words[0] = (low & 0x0f0f0f0f0f0f0f0f) | first;
+    words[1] = (low >> 4 & 0x0f0f0f0f0f0f0f0f) | second;
+}
+
 DK_INLINE float dk_half(const uint8_t *p) { return dk_f16(dk_load16(p)); }
 
 /* A decoder NAME with the given attribute: CALL, which decodes block p to out, for every block. */

@@ -20,7 +20,6 @@ typedef void (*dk_block_fn)(const dk_product *p, const dk_block *b);
 
 /* Most tokens of a block. */
 enum {
-    DK_SINGLE_TOKENS = 16,
     DK_NARROW_TOKENS = 32,
     DK_WIDE_TOKENS = 256,
     DK_DIRECT_TOKENS = 4,
@@ -33,9 +32,8 @@ void dk_narrow_scalar(const dk_product *p, const dk_block *b);
 void dk_narrow_avx2(const dk_product *p, const dk_block *b);
 void dk_narrow_avx_vnni(const dk_product *p, const dk_block *b);
 void dk_narrow_vnni(const dk_product *p, const dk_block *b);
-/* The same for few tokens and types that need no scratch (products_single.c); the same bits. */
-int dk_has_single(const dk_product *p);
-void dk_single_vnni(const dk_product *p, const dk_block *b);
+/* Without scratch (products_single.c), in another order of sums; NULL for other types and columns. */
+dk_block_fn dk_single_of(const dk_product *p);
 /* For AVX2 and AVX-VNNI (single_256.h): more types, but not the bits of their row-by-row form, so a type has
  * the one or the other for any number of tokens. */
 int dk_has_single_256(const dk_product *p);

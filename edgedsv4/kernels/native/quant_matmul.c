@@ -83,8 +83,9 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
 #endif
     s->fn = dk_narrow_scalar;
 #if defined(DK_X86)
+    dk_block_fn single = dk_single_of(p);
     if (has_vnni)
-        s->fn = dk_has_single(p) ? dk_single_vnni : dk_narrow_vnni;
+        s->fn = single ? single : dk_narrow_vnni;
     else if (is_vector)
         return choose_256(s, row_step, p, is_small);
 #endif

@@ -34,6 +34,9 @@ extern const dk_unpacker dk_unpack_iq2_xxs, dk_unpack_iq2_xs, dk_unpack_iq3_xxs,
 /* E2M1 codes doubled, plus 12. */
 extern const uint8_t dk_e2m1_plus_12[16] __attribute__((visibility("hidden")));
 
+/* Code book of IQ4_NL and IQ4_XS plus 127. */
+extern const uint8_t dk_iq4_plus_127[16] __attribute__((visibility("hidden")));
+
 /* NULL: no int8 form (F32, F16, BF16, FP8_E4M3 and the rest). */
 const dk_unpacker *dk_unpacker_of(int type);
 

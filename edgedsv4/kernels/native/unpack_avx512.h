@@ -1,4 +1,4 @@
-/* AVX-512 pieces of the unpackers of Q8_0, Q4_0 and MXFP4, for them and for products that need no scratch. */
+/* AVX-512 pieces of the unpackers of Q8_0, Q4_0 and MXFP4, some of them also for superblocks_small.h. */
 #ifndef EDGEDSV4_UNPACK_AVX512_H
 #define EDGEDSV4_UNPACK_AVX512_H
 
@@ -34,18 +34,10 @@ DK_AVX512 DK_INLINE __m128i dk_eight_words(const uint8_t *block, const int bytes
     return words;
 }
 
-/* Half-precision scales; of `groups` = 8 blocks the other half is 0. */
-DK_AVX512 DK_INLINE __m512 dk_halves_avx512(const uint8_t *block, const int bytes, const int groups)
-{
-    __m256i words = _mm256_zextsi128_si256(dk_eight_words(block, bytes));
-    if (groups == 16)
-        words = _mm256_inserti128_si256(words, dk_eight_words(block + 8 * bytes, bytes), 1);
-    return _mm512_cvtph_ps(words);
-}
-
 DK_AVX512 DK_INLINE __m512 dk_sixteen_halves(const uint8_t *block, const int bytes)
 {
-    return dk_halves_avx512(block, bytes, 16);
+    __m128i low = dk_eight_words(block, bytes), high = dk_eight_words(block + 8 * bytes, bytes);
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
 DK_AVX512 DK_INLINE __m128i dk_eight_heads(const uint8_t *block)
@@ -57,7 +49,7 @@ DK_AVX512 DK_INLINE __m128i dk_eight_heads(const uint8_t *block)
     return heads;
 }
 
-/* Half of 2^(byte - 127). */
+/* E8M0 bytes as floats of half their value, which goes with the doubled codes. */
 DK_AVX512 DK_INLINE __m512 dk_half_powers_avx512(__m512i byte)
 {
     const __m512i one = _mm512_set1_epi32(1), two = _mm512_set1_epi32(2),
@@ -67,17 +59,12 @@ DK_AVX512 DK_INLINE __m512 dk_half_powers_avx512(__m512i byte)
     return _mm512_castsi512_ps(bits);
 }
 
-/* E8M0 bytes of MXFP4; half their value goes with the doubled codes. Of `groups` = 8 blocks the other half
- * means nothing. */
-DK_AVX512 DK_INLINE __m512 dk_powers_avx512(const uint8_t *block, const int groups)
+/* Of sixteen blocks of MXFP4. */
+DK_AVX512 DK_INLINE __m512 dk_sixteen_powers(const uint8_t *block)
 {
-    __m128i heads = dk_eight_heads(block);
-    if (groups == 16)
-        heads = _mm_unpacklo_epi64(heads, dk_eight_heads(block + 8 * 17));
+    __m128i heads = _mm_unpacklo_epi64(dk_eight_heads(block), dk_eight_heads(block + 8 * 17));
     return dk_half_powers_avx512(_mm512_cvtepu8_epi32(heads));
 }
-
-DK_AVX512 DK_INLINE __m512 dk_sixteen_powers(const uint8_t *block) { return dk_powers_avx512(block, 16); }
 
 /* Elements of two neighbouring blocks as unsigned bytes. */
 DK_AVX512 DK_INLINE __m512i dk_two_q8_0(const uint8_t *block)

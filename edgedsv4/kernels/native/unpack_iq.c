@@ -6,7 +6,7 @@
 #include "unpack_blocks.h"
 
 /* Code book of IQ4_NL and IQ4_XS plus 127. */
-static const uint8_t IQ4_PLUS_127[16] DK_ALIGNED = {0,   23,  44,  62,  78,  92,  105, 117,
+const uint8_t dk_iq4_plus_127[16] DK_ALIGNED = {0,   23,  44,  62,  78,  92,  105, 117,
                                                     128, 140, 152, 165, 180, 196, 216, 240};
 
 /* ---- plain ---- */
@@ -17,8 +17,8 @@ DK_INLINE void iq4_nl_plain(uint8_t *restrict u, float *restrict scale, float *r
     *scale = dk_half(p) * factor;
     *offset = -127.0f * *scale;
     for (int i = 0; i < 16; i++) {
-        u[i] = IQ4_PLUS_127[p[2 + i] & 15];
-        u[16 + i] = IQ4_PLUS_127[p[2 + i] >> 4];
+        u[i] = dk_iq4_plus_127[p[2 + i] & 15];
+        u[16 + i] = dk_iq4_plus_127[p[2 + i] >> 4];
     }
 }
 
@@ -31,8 +31,8 @@ DK_INLINE void iq4_xs_plain(uint8_t *restrict u, float *restrict scale, float *r
         scale[j] = (float)((int)((lows >> 4 * j & 15) | (uppers >> 2 * j & 3) << 4) - 32) * d;
         offset[j] = -127.0f * scale[j];
         for (int i = 0; i < 16; i++) {
-            u[32 * j + i] = IQ4_PLUS_127[p[8 + 16 * j + i] & 15];
-            u[32 * j + 16 + i] = IQ4_PLUS_127[p[8 + 16 * j + i] >> 4];
+            u[32 * j + i] = dk_iq4_plus_127[p[8 + 16 * j + i] & 15];
+            u[32 * j + 16 + i] = dk_iq4_plus_127[p[8 + 16 * j + i] >> 4];
         }
     }
 }
@@ -68,7 +68,7 @@ DK_INLINE void fours(uint8_t *restrict u, const dk_iq_fields *f, const uint32_t 
 
 DK_AVX2 DK_INLINE void iq4_bytes_avx2(uint8_t *u, const uint8_t *q)
 {
-    __m128i table = _mm_load_si128((const __m128i *)IQ4_PLUS_127), nibble = _mm_set1_epi8(15);
+    __m128i table = _mm_load_si128((const __m128i *)dk_iq4_plus_127), nibble = _mm_set1_epi8(15);
     __m128i packed = _mm_loadu_si128((const __m128i *)q);
     __m128i upper = _mm_and_si128(_mm_srli_epi16(packed, 4), nibble);
     _mm_storeu_si128((__m128i *)u, _mm_shuffle_epi8(table, _mm_and_si128(packed, nibble)));
@@ -157,7 +157,7 @@ DK_AVX512 DK_INLINE void iq4_xs_avx512(uint8_t *u, float *scale, float *offset, 
 {
     const __m512i twice = _mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3);
     const __m512i shifts = _mm512_maskz_set1_epi16(0xff00ff00, 4);
-    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)IQ4_PLUS_127));
+    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)dk_iq4_plus_127));
     iq4_xs_scales(scale, offset, p, factor);
     for (int j = 0; j < 4; j++) {
         __m256i packed = _mm256_loadu_si256((const __m256i *)(p + 8 + 32 * j));

@@ -6,16 +6,6 @@
 
 /* ---- scales: eight or sixteen small integers in words, lowest byte first ---- */
 
-/* The sixteen 6-bit scales of Q3_K plus 32: eight bytes of low nibbles, then four of upper bit pairs. */
-DK_INLINE void q3_k_scales(const uint8_t *packed, uint64_t words[2])
-{
-    uint64_t low = dk_load64(packed), upper = dk_load32(packed + 8);
-    uint64_t first = (upper << 4 & 0x30303030) | (upper << 34 & 0x3030303000000000);
-    uint64_t second = (upper & 0x30303030) | (upper << 30 & 0x3030303000000000);
-    words[0] = (low & 0x0f0f0f0f0f0f0f0f) | first;
-    words[1] = (low >> 4 & 0x0f0f0f0f0f0f0f0f) | second;
-}
-
 DK_INLINE void six_bit_groups(float *restrict scale, float *restrict offset, const uint8_t *packed, float d,
                               float m)
 {
@@ -47,7 +37,7 @@ DK_INLINE void q3_k_plain(uint8_t *restrict u, float *restrict scale, float *res
 {
     float d = dk_half(p + 108) * factor;
     uint64_t words[2];
-    q3_k_scales(p + 96, words);
+    dk_q3_k_words(p + 96, words);
     for (int j = 0; j < 16; j++) {
         scale[j] = (float)((int)(words[j >> 3] >> 8 * (j & 7) & 255) - 32) * d;
         offset[j] = -4.0f * scale[j];
@@ -138,7 +128,7 @@ DK_AVX2 DK_INLINE void q3_k_avx2(uint8_t *u, float *scale, float *offset, const 
 {
     float d = dk_half_avx2(p + 108) * factor;
     uint64_t words[2];
-    q3_k_scales(p + 96, words);
+    dk_q3_k_words(p + 96, words);
     for (int j = 0; j < 2; j++) {
         __m256i s = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)words[j]));
         s = _mm256_sub_epi32(s, _mm256_set1_epi32(32));
@@ -222,7 +212,7 @@ DK_AVX512 DK_INLINE void q3_k_avx512(uint8_t *u, float *scale, float *offset, co
 {
     float d = dk_half_avx2(p + 108) * factor;
     uint64_t words[2];
-    q3_k_scales(p + 96, words);
+    dk_q3_k_words(p + 96, words);
     __m512i s = _mm512_sub_epi32(two_words(words), _mm512_set1_epi32(32));
     dk_store_scaled16(scale, s, d);
     dk_store_scaled16(offset, s, -4.0f * d);

@@ -106,7 +106,7 @@ def test_weights_may_lie_at_any_address(name: str, shift: int) -> None:
         int8_product(name, 3, 512, 17, shift)
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "MXFP4"])
+@pytest.mark.parametrize("name", [name for name in INT8_TYPES if name != "FP4_E2M1"])
 def test_extreme_codes_do_not_overflow(name: str) -> None:
     """All bits of the codes set and all activations at the end of their range."""
     columns = 512
@@ -114,10 +114,11 @@ def test_extreme_codes_do_not_overflow(name: str) -> None:
     blocks = data.view(3, -1, BLOCK_TYPES[name].block_bytes)
     if name == "MXFP4":
         blocks[:, :, 0] = 127
-    else:
-        blocks[:, :, :2] = torch.tensor([0.5], dtype=torch.float16).view(torch.uint8)
-    if name == "Q4_K":
-        blocks[:, :, 2:4] = 0
+    elif name == "NVFP4":
+        blocks[:, :, :4] = 0x7E
+    for start in native_products.HALVES.get(name, ()):
+        half = 0.0 if start in (2, 82) else 0.5
+        blocks[:, :, start : start + 2] = torch.tensor([half]).half().view(torch.uint8)
     if name == "Q8_0":
         blocks[0, :, 2:] = 127
         blocks[1, :, 2:] = 128
@@ -132,10 +133,12 @@ def test_extreme_codes_do_not_overflow(name: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", [3, 20])
-@pytest.mark.parametrize("name", ["Q8_0", "F16"])
-def test_a_range_of_rows_is_multiplied_alone(name: str, tokens: int) -> None:
-    weight = matrix(name, 64, 96)
-    rounded = round_rows(activations(tokens, 96))
+@pytest.mark.parametrize(
+    ("name", "columns"), [("Q8_0", 96), ("F16", 96), ("MXFP4", 512), ("Q4_K", 512), ("Q6_K", 512)]
+)
+def test_a_range_of_rows_is_multiplied_alone(name: str, columns: int, tokens: int) -> None:
+    weight = matrix(name, 64, columns)
+    rounded = round_rows(activations(tokens, columns))
     (whole,) = compute([Product(weight, rounded.cdata, tokens)])
     for first, rows in ((0, 5), (7, 40), (63, 1), (5, 0)):
         (part,) = compute([Product(weight, rounded.cdata, tokens, first, rows)])
@@ -178,7 +181,7 @@ def test_no_columns_give_zeros() -> None:
         assert got.tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "MXFP4", "NVFP4", "Q4_K", "F32", "BF16"])
+@pytest.mark.parametrize("name", [*INT8_TYPES, "F32", "BF16"])
 @pytest.mark.parametrize("columns", [256, 1536, 1792])
 def test_a_token_alone_has_the_bits_it_has_in_a_batch(name: str, columns: int) -> None:
     weight = matrix(name, 21, columns)
@@ -189,6 +192,30 @@ def test_a_token_alone_has_the_bits_it_has_in_a_batch(name: str, columns: int) -
         record = round_rows(x[:tokens]).cdata
         (got,) = compute([Product(weight, record, tokens)], is_small=True)
         np.testing.assert_array_equal(got.view(np.int32), alone[:tokens].view(np.int32))
+
+
+@pytest.mark.parametrize("name", [name for name in INT8_TYPES if name in native_products.HALVES])
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_bad_scale_of_a_superblock_makes_its_column_bad_and_no_other(
+    name: str, tokens: int
+) -> None:
+    weight = matrix(name, 18, 768)
+    start = BLOCK_TYPES[name].row_bytes(256) + native_products.HALVES[name][0]
+    weight.data[5, start : start + 2] = torch.tensor([0, 0x7E], dtype=torch.uint8)
+    (got,) = compute([Product(weight, round_rows(activations(tokens, 768)).cdata, tokens)])
+    assert np.isnan(got[:, 5]).all()
+    assert np.isfinite(np.delete(got, 5, axis=1)).all()
+
+
+@pytest.mark.parametrize("scale", [0, 1, 2, 250])
+def test_every_power_of_two_scales_a_superblock(scale: int) -> None:
+    """Ends of what E8M0 is used for, with activations that keep the products in range."""
+    weight = matrix("MXFP4", 5, 256)
+    weight.data.view(5, -1, 17)[:, :, 0] = scale
+    x = activations(3, 256) * np.float32(2.0 ** (96 if scale < 3 else -32))
+    rounded = round_rows(x)
+    (got,) = compute([Product(weight, rounded.cdata, 3)])
+    assert_product(got, rounded.values(), weight, INT8_LIMIT)
 
 
 def test_float_products_are_invariant_for_any_number_of_tokens() -> None:
@@ -211,13 +238,16 @@ def test_threads_do_not_change_a_bit(name: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("tokens", [2, 20])
-@pytest.mark.parametrize("name", ["Q8_0", "NVFP4", "F32"])
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("Q8_0", 320), ("NVFP4", 320), ("F32", 320), ("NVFP4", 512), ("MXFP4", 512), ("Q4_K", 512)],
+)
 def test_a_bad_activation_makes_its_row_nan_and_no_other(
-    name: str, tokens: int, bad: float
+    name: str, columns: int, tokens: int, bad: float
 ) -> None:
-    x = activations(tokens, 320)
+    x = activations(tokens, columns)
     x[1, 300] = bad
-    (got,) = compute([Product(matrix(name, 18, 320), round_rows(x).cdata, tokens)])
+    (got,) = compute([Product(matrix(name, 18, columns), round_rows(x).cdata, tokens)])
     assert not np.isfinite(got[1]).any()
     assert np.isfinite(np.delete(got, 1, axis=0)).all()
 
