@@ -7,6 +7,7 @@ shipped model has to decode the token ids that are stored beside it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from edgedsv4.errors import BusyError
+from edgedsv4.kernels.native.library import WHY_NOT
 from edgedsv4.runtime.device import resolve_device
 from edgedsv4.runtime.selftest.check import judge
 from edgedsv4.runtime.selftest.computing import ways_to_compute
@@ -23,6 +25,8 @@ from edgedsv4.runtime.selftest.operations import operation_checks
 from edgedsv4.runtime.selftest.sampling import sampling_checks
 from edgedsv4.runtime.selftest.shipped import model_checks
 from edgedsv4.runtime.single_user import SingleUser, Use
+
+logger = logging.getLogger(__name__)
 
 _TESTING = SingleUser()
 
@@ -70,6 +74,8 @@ def run_selftest(device: str = "auto") -> Iterator[SelfTestResult]:
     place, use = resolve_device(device), Use()
     if not _TESTING.take(use):
         raise BusyError("another self test is running in this process; wait until it has ended")
+    if place.type == "cpu" and WHY_NOT:
+        logger.warning("the references alone are checked: %s", WHY_NOT)
     return _run(place, use)
 
 

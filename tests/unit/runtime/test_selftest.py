@@ -82,6 +82,14 @@ def test_without_c_kernels_the_references_are_checked(monkeypatch: pytest.Monkey
     assert all(result.name.endswith(" (reference)") for result in results)
 
 
+def test_missing_c_kernels_are_announced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(selftest, "WHY_NOT", "no compiler")
+    run_selftest()
+    assert caplog.messages == ["the references alone are checked: no compiler"]
+
+
 @pytest.mark.usefixtures("only_operations")
 def test_wrong_kernel_fails_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     right = rms_norm._rms_norm_native
