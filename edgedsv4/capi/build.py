@@ -8,6 +8,7 @@ libpython and to the Python whose packages it loads.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import shutil
 import subprocess
@@ -112,9 +113,12 @@ def library_source(header: Header) -> str:
 
 def _forwarding(function: Function) -> str:
     member = function.name.removeprefix("dsv4_")
+    # Where Python does not run, the handle is promised to be NULL all the same.
+    makes_handle = re.search(r"\*\*out$", function.parameters)
+    clearing = "    if (status && out)\n        *out = NULL;\n" if makes_handle else ""
     return (
         f"int32_t {function.name}({function.parameters})\n{{\n"
-        f"    int32_t status = start(NULL, __func__);\n"
+        f"    int32_t status = start(NULL, __func__);\n{clearing}"
         f"    return status ? status : table->{member}({function.arguments});\n}}\n"
     )
 
