@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -48,6 +49,9 @@ class WholeFiles:
         self._pending.append((final.with_name(name), final))
         try:
             with self._pending[-1][0].open("xb") as file:
+                if final.exists():
+                    # What nobody else may read stays so, also in the file that replaces it.
+                    os.fchmod(file.fileno(), stat.S_IMODE(final.stat().st_mode))
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

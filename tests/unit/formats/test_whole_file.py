@@ -48,6 +48,25 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_the_rights_of_the_file_that_is_replaced_stay(tmp_path: Path, mode: int) -> None:
+    target = tmp_path / "out"
+    target.write_bytes(b"old")
+    target.chmod(mode)
+    with whole_file(target) as file:
+        file.write(b"new")
+    assert (target.read_bytes(), stat.S_IMODE(target.stat().st_mode)) == (b"new", mode)
+
+
+def test_links_that_lead_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    with (
+        pytest.raises(ConfigError, match="links that lead in a circle"),
+        whole_file(tmp_path / "a"),
+    ):
+        pass
+
+
 def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"old")
     with pytest.raises(OSError, match="No space left") as caught, whole_file(tmp_path / "x"):
