@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -62,6 +63,9 @@ class ScriptedSession:
     is_cancelled: bool = False
     synced: list[list[int]] = field(default_factory=list)
     totals: SessionTotals = field(default_factory=SessionTotals)
+    note: bytes = b""
+    refuses: Exception | None = None
+    """What saving and loading raise."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +83,16 @@ class ScriptedSession:
 
     def nbytes(self) -> int:
         return 4096
+
+    def save(self, path: str) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        Path(path).write_bytes(self.note)
+
+    def load(self, path: str) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.note = Path(path).read_bytes()
 
     def sync(self, token_ids: Sequence[int]) -> SyncReport:
         self.synced.append(list(token_ids))

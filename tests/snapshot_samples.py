@@ -63,7 +63,7 @@ HEADER = SnapshotHeader(
 def sample() -> bytes:
     """A sound snapshot of about 2 KB with something in every section."""
     turns = np.frombuffer(encode_turns(TURNS), dtype=np.uint8)
-    sizes = HEADER.section_bytes() | {"turns": turns.size}
+    sizes = HEADER.section_bytes() | {"turns": turns.size, "note": 3}
     sections = {name: [np.arange(size, dtype=np.uint8)] for name, size in sizes.items()}
     sections["token_ids"] = [np.arange(9, dtype="<i4").view(np.uint8) % 5]
     sections["logits"] = [np.ones(5, dtype="<f4").view(np.uint8)]

@@ -60,4 +60,5 @@ def everything(session: Session) -> tuple[Any, ...]:
     """What a failed call must not have changed."""
     cache = {name: rows.numpy().tobytes() for name, rows in state(session).items()}
     logits = session.logits().tobytes() if session.length else b""
-    return session.token_ids, cache, logits, session.turn_positions, session.totals
+    position = session.turn_positions
+    return session.token_ids, cache, logits, position, session.totals, session.note

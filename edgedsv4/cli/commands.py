@@ -108,6 +108,8 @@ COMMANDS = (
             Flag(names=("MODEL",), help=f"{MODEL.help}; pocket-v4 if left out", optional=True),
             SYSTEM,
             THINK,
+            Flag(names=("--load",), metavar="FILE", help="go on with a saved conversation"),
+            Flag(names=("--save",), metavar="FILE", help="save the conversation at the end"),
             *SAMPLING_FLAGS,
             *ENGINE_FLAGS,
         ),

@@ -17,6 +17,7 @@ from edgedsv4.cli.flags import engine_options, parse_think, prompt_options, samp
 from edgedsv4.cli.interrupt import cancel_on_interrupt
 from edgedsv4.cli.lines import read_messages
 from edgedsv4.cli.replies import ReplyStream, drafts_text, stats_line
+from edgedsv4.cli.saved_chat import load_chat, save_chat
 from edgedsv4.cli.sources import check_argument
 
 if TYPE_CHECKING:
@@ -45,7 +46,11 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
         introduce(model, terminal)
         chat = Chat(engine, session, terminal, sampling, prompting)
         chat.system = system
+        if args.load is not None:
+            chat.take_saved(args.load)
         chat.talk(read_messages(terminal))
+        if args.save is not None:
+            chat.keep_saved(args.save)
     return 0
 
 
@@ -199,6 +204,41 @@ class Chat:
         self.system = argument or None
         self.terminal.line("(system message set)" if argument else "(no system message)")
 
+    def save(self, argument: str) -> None:
+        """Saves the conversation and what was evaluated of it."""
+        self._with_file("/save", argument, self.keep_saved)
+
+    def load(self, argument: str) -> None:
+        """Goes on with a saved conversation."""
+        self._with_file("/load", argument, self.take_saved)
+
+    def keep_saved(self, path: str) -> None:
+        """Saves to a file; raises what `save_chat` raises."""
+        with cancel_on_interrupt(self.session.cancel):
+            save_chat(self.session, path, self.system, self.messages)
+        self.terminal.line(f"(saved {self.session.length:,} tokens to {path})")
+
+    def take_saved(self, path: str) -> None:
+        """Loads from a file; raises what `load_chat` raises."""
+        with cancel_on_interrupt(self.session.cancel):
+            system, self.messages = load_chat(self.session, path)
+        # A system message of the command line counts where the file has none.
+        self.system = self.system if system is None else system
+        count = len(self.messages)
+        self.terminal.line(f"({count} messages, {self.session.length:,} tokens from {path})")
+
+    def _with_file(self, name: str, argument: str, work: Callable[[str], None]) -> None:
+        """Does it to the named file; when that fails, the conversation goes on as it was."""
+        if not argument:
+            self.terminal.note(f"{name} needs the name of a file")
+            return
+        try:
+            work(argument)
+        except (*_RECOVERABLE, errors.SnapshotError, errors.StorageError) as error:
+            self.terminal.note(f"{name}: {error}")
+        except errors.CancelledError:
+            self.terminal.note(f"{name}: stopped")
+
     def stats(self, _argument: str) -> None:
         """Figures of the last reply and of the session."""
         self.terminal.line(self._last_stats)
@@ -239,5 +279,7 @@ COMMANDS = {
     "/system": SlashCommand(
         Chat.set_system, "set the system message; without TEXT remove it", "TEXT"
     ),
+    "/save": SlashCommand(Chat.save, "save the conversation to a file", "FILE"),
+    "/load": SlashCommand(Chat.load, "go on with the conversation of a file", "FILE"),
     "/stats": SlashCommand(Chat.stats, "tokens, speed and memory"),
 }

@@ -31,10 +31,13 @@ SECTIONS: Final = (
     "draft_streams",
     "checkpoints",
     "turns",
+    "note",
 )
 """Every section, in file order; each is there, if only with 0 bytes."""
 MAX_TURN_BYTES: Final = 4 << 20
-"""Of the section `turns`, whose size is the only free one."""
+MAX_NOTE_BYTES: Final = 16 << 20
+FREE_SECTIONS: Final = {"turns": MAX_TURN_BYTES, "note": MAX_NOTE_BYTES}
+"""Sections whose size follows from nothing else, with the most that they may have."""
 MAX_CHECKPOINTS: Final = 64
 _MAX_BYTES: Final = 1 << 24
 _MAX_COUNT: Final = 1 << 62
@@ -166,7 +169,7 @@ class SnapshotHeader:
     checkpoints: tuple[CheckpointRecord, ...]
 
     def section_bytes(self) -> dict[str, int]:
-        """Bytes of every section but `turns`."""
+        """Bytes of every section but those of `FREE_SECTIONS`."""
         layout = self.layout
         window, partial = layout.ring_bytes(self.rings, self.tokens)
         rows, keys = layout.compressed_bytes(self.tokens)
@@ -437,8 +440,9 @@ def _check_sizes(
 ) -> None:
     expected = header.section_bytes()
     for name, size, _ in table:
-        if name == "turns":
-            is_right, wanted = size <= MAX_TURN_BYTES, f"at most {MAX_TURN_BYTES:,}"
+        if name in FREE_SECTIONS:
+            most = FREE_SECTIONS[name]
+            is_right, wanted = size <= most, f"at most {most:,}"
         else:
             is_right, wanted = size == expected[name], f"{expected[name]:,}"
         if not is_right:

@@ -26,7 +26,7 @@ from edgedsv4.formats.snapshot_file import (
     storage_error,
 )
 from edgedsv4.formats.snapshot_header import (
-    MAX_TURN_BYTES,
+    FREE_SECTIONS,
     SECTIONS,
     SnapshotHeader,
     encode_header,
@@ -81,7 +81,8 @@ def write_snapshot(
     """
     blocks = {name: [block.data for block in sections[name]] for name in SECTIONS}
     sizes = {name: sum(map(len, blocks[name])) for name in SECTIONS}
-    expected = header.section_bytes() | {"turns": min(sizes["turns"], MAX_TURN_BYTES)}
+    expected = header.section_bytes()
+    expected |= {name: min(sizes[name], most) for name, most in FREE_SECTIONS.items()}
     if sizes != expected:
         raise RuntimeError(f"sections have {sizes} bytes, the header says {expected}")
     meter = Meter(2 * sum(sizes.values()), on_progress, check)

@@ -27,7 +27,7 @@ from edgedsv4.runtime.replies import ReplyLoop, SampledTurns
 from edgedsv4.runtime.sampler import Sampler
 from edgedsv4.runtime.scoring import FloatArray, score_continuation
 from edgedsv4.runtime.single_user import SingleUser, Use
-from edgedsv4.runtime.snapshot import SnapshotContext, load_session, save_session
+from edgedsv4.runtime.snapshot import SessionState, SnapshotContext, load_session, save_session
 from edgedsv4.runtime.timeline import Logits, Progress, Timeline
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Session:
         self._iterators_lock = threading.Lock()
         self._turns = SampledTurns(limit_tokens=2 * capacity)
         self._timeline: Timeline | None = self._new_timeline(capacity)
+        self.note = b""
+        """At most 16 MiB of the caller's, such as its messages; saved and loaded with the rest."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -301,14 +303,14 @@ class Session:
 
         The file (customary suffix `.dsv4s`) takes its name when it is complete and on the disk. It
         holds tokens, KV cache, last logits, the newest turn checkpoints and the tokens of earlier
-        replies; messages and sampling options are the caller's.
+        replies, and `note`; messages and sampling options are the caller's.
 
         Args:
             path: where to save; an older file of that name is replaced.
             on_progress: told (done, total) in bytes of work.
 
         Raises:
-            ConfigError: `path` names a folder, device or pipe.
+            ConfigError: `path` names a folder, device or pipe, or `note` is no bytes or too long.
             StorageError: it cannot be written (full disk, missing folder, no right); a file of that
                 name is as it was.
             CancelledError: after `cancel`; a file of that name is as it was.
@@ -334,7 +336,7 @@ class Session:
         """
         with self._working() as timeline:
             context = self._snapshot_context(on_progress)
-            save_session(file, timeline, self._turns, context)
+            save_session(file, SessionState(timeline, self._turns, self.note), context)
 
     def load(self, source: Source, *, on_progress: Progress | None = None) -> None:
         """Replace the state of this session by a saved one, whole or not at all.
@@ -363,7 +365,8 @@ class Session:
                     self._parts.check_room(tokens)
                 return self._new_timeline(timeline.capacity)
 
-            self._timeline, self._turns = load_session(source, timeline, context, make_timeline)
+            state = load_session(source, timeline, context, make_timeline)
+            self._timeline, self._turns, self.note = state.timeline, state.turns, state.note
 
     def cancel(self) -> None:
         """Stop the call or iterator that is working, with `CancelledError`; without one, nothing.

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from edgedsv4.errors import ContextFullError
+from edgedsv4.errors import ConfigError, ContextFullError
 from edgedsv4.formats.snapshot_file import Meter, Snapshot, Source, open_snapshot
 from edgedsv4.formats.snapshot_header import (
+    MAX_NOTE_BYTES,
     CheckpointRecord,
     SnapshotHeader,
     SnapshotLayout,
@@ -60,6 +61,16 @@ STORED_CHECKPOINTS: Final = 4
 """Newest turn checkpoints that are saved: the prompts and replies of two turns."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """What is saved."""
+
+    timeline: Timeline
+    turns: SampledTurns
+    note: bytes
+    """The caller's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotContext:
     """What reading and writing needs beside the timeline itself."""
@@ -89,14 +100,15 @@ def session_owner(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Snapsh
     )
 
 
-def save_session(
-    file: BinaryIO, timeline: Timeline, turns: SampledTurns, context: SnapshotContext
-) -> None:
+def save_session(file: BinaryIO, state: SessionState, context: SnapshotContext) -> None:
     """Write the state of a session to an open file.
 
     Raises:
+        ConfigError: a note that is no bytes or too long.
         StorageError: the file could not be written.
     """
+    timeline = state.timeline
+    _check_note(state.note)
     timeline.settle()
     cache = timeline.cache
     logits = timeline.last_logits()
@@ -123,7 +135,8 @@ def save_session(
         "logits": [] if logits is None else [_numbers(logits)],
         "draft_streams": [] if streams is None else [as_bytes(streams[1])],
         "checkpoints": [block for checkpoint in kept for block in _checkpoint_blocks(checkpoint)],
-        "turns": [np.frombuffer(encode_turns(_saved_turns(turns)), dtype=np.uint8)],
+        "turns": [np.frombuffer(encode_turns(_saved_turns(state.turns)), dtype=np.uint8)],
+        "note": [np.frombuffer(state.note, dtype=np.uint8)],
     }
     write_snapshot(file, header, sections, on_progress=context.on_progress, check=context.check)
 
@@ -133,7 +146,7 @@ def load_session(
     live: Timeline,
     context: SnapshotContext,
     make_timeline: Callable[[int], Timeline],
-) -> tuple[Timeline, SampledTurns]:
+) -> SessionState:
     """Read a snapshot into a new timeline.
 
     Args:
@@ -162,9 +175,16 @@ def load_session(
         _read_streams(reader, header, timeline)
         _read_checkpoints(reader, header, timeline, context.model)
         turns = _read_turns(reader, header, live.capacity)
+        note = reader.whole("note")[0].tobytes()
     totals = timeline.totals
     totals.evaluated, totals.rebuilt, totals.generated = header.totals
-    return timeline, turns
+    return SessionState(timeline, turns, note)
+
+
+def _check_note(note: object) -> None:
+    if not isinstance(note, bytes) or len(note) > MAX_NOTE_BYTES:
+        found = f"{len(note):,} bytes" if isinstance(note, bytes) else type(note).__name__
+        raise ConfigError(f"note must be bytes, at most {MAX_NOTE_BYTES:,}, found {found}")
 
 
 def _writer() -> str:

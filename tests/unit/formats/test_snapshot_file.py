@@ -206,14 +206,15 @@ def drop(*path: Any) -> Edit:
         pytest.param(put("model", "identity_sha256", value="AB" * 32), "64 hex", id="not a digest"),
         pytest.param(put("model", "tokenizer_sha256", value=1), "or null", id="tokenizer"),
         pytest.param(put("model", "name", value=None), "name must be a text", id="no name"),
-        pytest.param(put("sections", value=[]), "sections must be a list of 9", id="no table"),
+        pytest.param(put("sections", value=[]), "sections must be a list of 10", id="no table"),
         pytest.param(put("sections", 1, 0, value="turns"), "[name, bytes", id="section name"),
         pytest.param(put("sections", 1, 1, value=-1), "must be 0..", id="negative section"),
         pytest.param(put("sections", 1, 1, value=1 << 62), "expected 44", id="huge section"),
         pytest.param(put("sections", 1, 2, value=""), "64 hex digits", id="no checksum"),
         pytest.param(put("sections", 8, 1, value=1 << 30), "at most", id="huge turns"),
-        pytest.param(put("sections", 8, 1, value=3000), "ends at byte", id="section past the end"),
-        pytest.param(put("sections", 8, 1, value=1), "trailing bytes", id="bytes without owner"),
+        pytest.param(put("sections", 9, 1, value=1 << 30), "at most", id="huge note"),
+        pytest.param(put("sections", 9, 1, value=3000), "ends at byte", id="section past the end"),
+        pytest.param(put("sections", 9, 1, value=1), "trailing bytes", id="bytes without owner"),
         pytest.param(put("more", value=1), "'more' is unknown", id="unknown member"),
         pytest.param(put("model", "more", value=1), "model.'more' is unknown", id="unknown inside"),
         pytest.param(drop("tokens"), "tokens is missing", id="tokens missing"),
@@ -233,7 +234,7 @@ def test_claims_beyond_the_file_allocate_nothing() -> None:
     tokens = 1 << 24
     rings = (tokens - 1,) * 3 + (tokens - 4,) * 2 + (tokens,)
     huge = replace(HEADER, tokens=tokens, rings=rings, streams_first=None, checkpoints=())
-    sizes = huge.section_bytes() | {"turns": 4}
+    sizes = huge.section_bytes() | {"turns": 4, "note": 0}
 
     def edit(header: dict[str, Any]) -> None:
         header |= {"tokens": tokens, "capacity": tokens, "rings": list(rings)}
@@ -414,7 +415,7 @@ def test_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
         for name in SECTIONS[:-1]:
             snapshot.section(name, Meter(1)).skip()
         with pytest.raises(SnapshotError, match="1 bytes are missing"):
-            snapshot.section("turns", Meter(1)).skip()
+            snapshot.section("note", Meter(1)).skip()
 
 
 def test_bytes_that_are_not_contiguous_are_refused() -> None:

@@ -46,6 +46,7 @@ def saved(folder: Path) -> bytes:
     with session_of(folder / "model.gguf", draft=1) as session:
         session.sync(TEXT[:40])
         session.sync(TEXT[:170])
+        session.note = b"mine"
         return session.save_bytes()
 
 
@@ -152,7 +153,7 @@ def test_damage_of_any_section_changes_nothing(live: Session, saved: bytes, name
 
 
 def test_damage_of_the_last_byte_changes_nothing(live: Session, saved: bytes) -> None:
-    assert "section turns is damaged" in str(refused(live, saved[:-1] + b"\1"))
+    assert "section note is damaged" in str(refused(live, saved[:-1] + b"\1"))
 
 
 @pytest.mark.parametrize("name", SECTIONS)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from snapshot_sessions import options
 
 from edgedsv4.config import SamplingOptions
+from edgedsv4.errors import ConfigError
 from edgedsv4.formats.snapshot_file import inspect_snapshot
 from edgedsv4.formats.snapshot_header import MAX_TURN_BYTES
 from edgedsv4.runtime.engine import Engine
@@ -104,3 +105,22 @@ def test_turns_beyond_the_limit_of_the_format_still_save(engine: Engine) -> None
     assert inspect_snapshot(saved).sections[-1].nbytes <= MAX_TURN_BYTES
     kept = [form[0].text[0] for form, _ in engine.load_session(saved)._turns.items()]
     assert kept == ["2", "3", "4", "5"]
+
+
+def test_note_of_the_caller_comes_back(engine: Engine) -> None:
+    session = engine.new_session()
+    session.note = "né".encode()
+    saved = session.save_bytes()
+    assert engine.load_session(saved).note == "né".encode()
+    other = engine.new_session()
+    other.note = b"of another"
+    other.load(engine.new_session().save_bytes())
+    assert other.note == b""
+
+
+@pytest.mark.parametrize("note", ["text", bytearray(1), bytes((16 << 20) + 1)], ids=type)
+def test_note_that_cannot_be_saved_is_refused(engine: Engine, note: Any) -> None:
+    session = engine.new_session()
+    session.note = note
+    with pytest.raises(ConfigError, match="note must be bytes, at most 16,777,216, found"):
+        session.save_bytes()
