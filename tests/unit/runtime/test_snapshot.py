@@ -100,6 +100,19 @@ def test_session_saved_after_drafts_continues_with_and_without_them(model: Path,
         assert continued(engine.load_session(saved), SAMPLED)[0] == ids
 
 
+def test_drafts_that_nobody_sampled_are_not_saved(model: Path) -> None:
+    with Engine.open(model, options(draft=3)) as engine:
+        live = engine.new_session()
+        live.sync(TEXT[:90])
+        tokens = live.generate(replace(SAMPLED, max_tokens=200))
+        ids = [next(tokens) for _ in range(60)]
+        tokens.close()  # type: ignore[attr-defined]
+        restored = engine.load_session(live.save_bytes())
+        assert restored.token_ids == (*TEXT[:90], *ids)
+        assert_same_state(live, restored)
+        assert continued(restored, SAMPLED)[0] == continued(live, SAMPLED)[0]
+
+
 def test_session_saved_without_drafts_continues_with_them(model: Path) -> None:
     with session_of(model) as live:
         live.sync(TEXT[:90])
