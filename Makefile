@@ -65,8 +65,8 @@ docs: $(STAMPS)/package
 setup: $(STAMPS)/package
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
-	find edgedsv4 tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist *.egg-info apps/tui/build apps/tui/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find edgedsv4 apps/tui tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	find edgedsv4 -name '*.so' -delete
 
 $(STAMPS)/venv:
@@ -94,15 +94,15 @@ $(TORCH_STAMP): constraints.txt | $(STAMPS)/venv
 	@touch $@
 
 # Editable, so that what is run and tested is this checkout and the C extension is built into it.
-$(STAMPS)/package: pyproject.toml $(NATIVE) $(TORCH_STAMP)
-	@echo "[3/3] edgedsv4 and its C extension"
+$(STAMPS)/package: pyproject.toml apps/tui/pyproject.toml $(NATIVE) $(TORCH_STAMP)
+	@echo "[3/3] edgedsv4 and its C extension, dsv4-chat"
 	@$(PIP) --quiet setuptools cffi
-	@$(INSTALL) --editable .
+	@$(INSTALL) --editable . --editable apps/tui
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/package
 	@echo "test dependencies"
-	@$(INSTALL) --editable '.[test,parity]'
+	@$(INSTALL) --editable '.[test,parity]' --editable 'apps/tui[test]'
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/package

@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "edgedsv4"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+APP = ROOT / "apps" / "tui" / "dsv4_chat"
+MODULES = sorted({*PACKAGE.rglob("*.py"), *APP.rglob("*.py")})
 C_SOURCES = sorted({*PACKAGE.rglob("native/*.[ch]"), *(ROOT / "tests").rglob("*.[ch]")})
 SOURCES = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *C_SOURCES})
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "manager"}
@@ -165,7 +166,7 @@ def public_definitions(
             yield from ((f"{node.name}.{name}", inner) for name, inner in public_definitions(node))
 
 
-@every([path for path in MODULES if not path.is_relative_to(PACKAGE / "cli")])
+@every([path for path in sorted(PACKAGE.rglob("*.py")) if not path.is_relative_to(PACKAGE / "cli")])
 def test_library_reads_no_environment_and_prints_nothing(path: Path) -> None:
     found = [
         ast.unparse(node)
