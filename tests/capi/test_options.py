@@ -1,0 +1,96 @@
+"""One set of options: the command line's flags, the structs of C and the records of Python."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from edgedsv4 import EngineOptions, PromptOptions, SamplingOptions
+from edgedsv4.capi.bridge import ffi
+from edgedsv4.capi.chat import _DEFAULTS as PROMPT
+from edgedsv4.capi.chat import prompt_options_of
+from edgedsv4.capi.model import _DEFAULTS as ENGINE
+from edgedsv4.capi.model import options_of
+from edgedsv4.capi.sampling import _DEFAULTS as SAMPLING
+from edgedsv4.capi.sampling import sampling_options_of
+from edgedsv4.cli.flags import CLI_ENGINE_CHOICES, ENGINE_FLAGS, SAMPLING_FLAGS
+
+NOT_OPTIONS = ("struct_size", "reserved")
+
+
+def members(kind: str) -> set[str]:
+    return {name for name, _ in ffi.typeof(kind).fields if name not in NOT_OPTIONS}
+
+
+def names(record: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(record)}
+
+
+def test_engine_options_have_the_same_names() -> None:
+    flags = {flag.field for flag in ENGINE_FLAGS}
+    assert members("dsv4_engine_options") == names(EngineOptions)
+    assert flags | set(CLI_ENGINE_CHOICES) == names(EngineOptions)
+
+
+def test_sampling_options_have_the_same_names() -> None:
+    structs = members("dsv4_sampling_options") - {"bias", "bias_count"} | {"logit_bias"}
+    assert structs == names(SamplingOptions)
+    assert {flag.field for flag in SAMPLING_FLAGS} == names(SamplingOptions)
+
+
+def test_prompt_options_have_the_same_names() -> None:
+    structs = {name.removesuffix("_json") for name in members("dsv4_prompt_options")}
+    # A prefix is a property of the message in C, and dropping is the other side of keeping.
+    others = names(PromptOptions) - {"continue_final", "drop_thinking"}
+    assert structs - {"keep_thinking"} == others
+
+
+@pytest.mark.parametrize(
+    ("read", "defaults", "record"),
+    [
+        (options_of, ENGINE, EngineOptions()),
+        (sampling_options_of, SAMPLING, SamplingOptions()),
+        (prompt_options_of, PROMPT, PromptOptions()),
+    ],
+    ids=["engine", "sampling", "prompt"],
+)
+def test_defaults_are_the_same(read: Any, defaults: Any, record: Any) -> None:
+    assert read(defaults) == record
+    assert read(ffi.NULL) == record
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(EngineOptions), ids=lambda field: field.name)
+def test_every_engine_option_is_taken_over(field: dataclasses.Field[Any]) -> None:
+    other = {
+        "device": "cuda:1",
+        "profile": "exact",
+        "backend": "reference",
+        "dtype": "f64",
+        "draft_model": "x.gguf",
+    }
+    struct = ffi.new("dsv4_engine_options *", ENGINE[0])
+    if field.name == "draft_model":
+        # It means nothing without drafts.
+        struct.draft = 1
+    value: Any = other.get(field.name, 3)
+    kept = ffi.new("char[]", value.encode()) if isinstance(value, str) else value
+    setattr(struct, field.name, kept)
+    expected = True if isinstance(field.default, bool) else value
+    assert getattr(options_of(struct), field.name) == expected
+
+
+@pytest.mark.parametrize("name", sorted(members("dsv4_sampling_options") - {"bias", "bias_count"}))
+def test_every_sampling_option_is_taken_over(name: str) -> None:
+    struct = ffi.new("dsv4_sampling_options *", SAMPLING[0])
+    value = 0.5 if isinstance(getattr(SAMPLING, name), float) else 3
+    setattr(struct, name, value)
+    assert getattr(sampling_options_of(struct), name) == value
+
+
+def test_biases_are_taken_over() -> None:
+    struct = ffi.new("dsv4_sampling_options *", SAMPLING[0])
+    struct.bias = pairs = ffi.new("dsv4_bias[]", [(3, 0.5), (7, float("-inf"))])
+    struct.bias_count = len(pairs)
+    assert sampling_options_of(struct).logit_bias == {3: 0.5, 7: float("-inf")}
