@@ -26,10 +26,10 @@ SAMPLED = SamplingOptions(
 )
 
 
-def write_model(path: Path, *, seed: int = 8, **changes: Any) -> Path:
+def write_model(path: Path, *, seed: int = 8, types: Any = "f32", **changes: Any) -> Path:
     """A GGUF file of a random tiny model with a tokenizer and an MTP block."""
     config = tiny_config(**{"num_draft_layers": 1, **changes})
-    write_gguf(path, config, random_tensors(config, seed=seed), tokenizer=True)
+    write_gguf(path, config, random_tensors(config, seed=seed), types=types, tokenizer=True)
     return path
 
 

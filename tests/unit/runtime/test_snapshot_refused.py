@@ -84,6 +84,15 @@ def test_model_of_another_form_is_refused(folder: Path, saved: bytes) -> None:
         engine.load_session(saved)
 
 
+def test_another_quantization_of_the_model_is_refused(saved: bytes, tmp_path: Path) -> None:
+    write_model(tmp_path / "ds4.gguf", types="b", **SMALL)
+    with (
+        Engine.open(tmp_path / "ds4.gguf", options()) as engine,
+        pytest.raises(SnapshotError, match="belongs to another model"),
+    ):
+        engine.load_session(saved)
+
+
 def test_copy_of_the_model_under_another_name_is_welcome(
     folder: Path, saved: bytes, tmp_path: Path
 ) -> None:
