@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+from edgedsv4 import CapacityError
+
 if TYPE_CHECKING:
     from edgedsv4 import Message, PromptOptions, SamplingOptions
 
@@ -121,6 +123,16 @@ class ModelStatus:
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 OnPart: TypeAlias = Callable[[ReplyPart], None]
+
+
+class OutOfMemoryError(CapacityError):
+    """The system or the device refused memory; how much was missing is not known."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, needed_bytes=0, available_bytes=0)
+        self.args = (
+            f"{what}: out of memory; close other programs, or start with a smaller context (--ctx)",
+        )
 
 
 class ChatModel(Protocol):
