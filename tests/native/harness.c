@@ -487,8 +487,8 @@ int main(int count, char **arguments)
     int tried = 0;
     check_pool();
     check_stream_sum(3);
-    check_same_bits();
-    for (int level = 0; level <= DK_LEVEL_NEON; level++) {
+    check_levels();
+    for (int level = 0; level <= DK_LEVEL_NEON_DOT; level++) {
         if (dk_set_isa(level) != 0)
             continue;
         check_level(3);

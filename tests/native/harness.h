@@ -29,7 +29,7 @@ dk_rows rows_at_rest(int format, int32_t width, int32_t rope, int64_t count);
 void expect(int holds, const char *what);
 
 /* harness_levels.c */
-void check_same_bits(void);
+void check_levels(void);
 
 /* harness_network.c */
 void check_network(int threads);

@@ -4,6 +4,8 @@
 
 #if defined(DK_X86)
 #include <cpuid.h>
+#elif defined(DK_NEON) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 int dk_level = DK_LEVEL_SCALAR;
@@ -16,6 +18,20 @@ static int has_avx_vnni(void)
 #elif defined(DK_HAS_AVX_VNNI)
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+#else
+    return 0;
+#endif
+}
+#endif
+
+#if defined(DK_NEON)
+static int has_neon_dot(void)
+{
+#if defined(__linux__)
+    enum { ASIMDDP = 1 << 20 };
+    return (getauxval(AT_HWCAP) & ASIMDDP) != 0;
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return 1;
 #else
     return 0;
 #endif
@@ -40,7 +56,7 @@ static int is_available(int level)
     default: return 0;
     }
 #elif defined(DK_NEON)
-    return level == DK_LEVEL_SCALAR || level == DK_LEVEL_NEON;
+    return level == DK_LEVEL_SCALAR || level == DK_LEVEL_NEON || (level == DK_LEVEL_NEON_DOT && has_neon_dot());
 #else
     return level == DK_LEVEL_SCALAR;
 #endif
@@ -48,7 +64,7 @@ static int is_available(int level)
 
 __attribute__((constructor)) static void choose_best(void)
 {
-    static const int order[] = {DK_LEVEL_NEON,     DK_LEVEL_VNNI, DK_LEVEL_AVX512,
+    static const int order[] = {DK_LEVEL_NEON_DOT, DK_LEVEL_NEON, DK_LEVEL_VNNI,  DK_LEVEL_AVX512,
                                 DK_LEVEL_AVX_VNNI, DK_LEVEL_AVX2, DK_LEVEL_SCALAR};
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
         if (is_available(order[i])) {
@@ -77,6 +93,7 @@ const char *dk_isa_name(int level)
     case DK_LEVEL_AVX512: return "avx512";
     case DK_LEVEL_VNNI: return "avx512-vnni";
     case DK_LEVEL_NEON: return "neon";
+    case DK_LEVEL_NEON_DOT: return "neon-dotprod";
     default: return NULL;
     }
 }

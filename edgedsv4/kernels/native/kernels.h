@@ -11,7 +11,8 @@
  * call and however many threads work.
  */
 
-/* ---- instruction sets (isa.c): 0 scalar, 1 AVX2, 2 AVX-VNNI, 3 AVX-512, 4 with VNNI, 10 NEON ---- */
+/* ---- instruction sets (isa.c): 0 scalar, 1 AVX2, 2 AVX-VNNI, 3 AVX-512, 4 with VNNI, 10 NEON,
+ * 11 with dot products ---- */
 
 /* The level in use; the best of this machine unless set. */
 int dk_isa(void);

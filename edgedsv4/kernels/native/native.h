@@ -36,6 +36,12 @@
 #elif defined(__aarch64__)
 #define DK_NEON 1
 #include <arm_neon.h>
+/* Dot products of signed bytes. clang names features, gcc architectures. */
+#if defined(__clang__)
+#define DK_NEON_DOT __attribute__((target("dotprod")))
+#else
+#define DK_NEON_DOT __attribute__((target("arch=armv8.2-a+dotprod")))
+#endif
 #endif
 
 #define DK_ALIGNED __attribute__((aligned(64)))
@@ -48,7 +54,8 @@ enum {
     DK_LEVEL_AVX_VNNI = 2,
     DK_LEVEL_AVX512 = 3,
     DK_LEVEL_VNNI = 4,
-    DK_LEVEL_NEON = 10
+    DK_LEVEL_NEON = 10,
+    DK_LEVEL_NEON_DOT = 11
 };
 
 /* The level in use (isa.c); written by dk_set_isa only, while no kernel runs. */

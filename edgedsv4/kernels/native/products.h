@@ -32,10 +32,10 @@ void dk_narrow_scalar(const dk_product *p, const dk_block *b);
 void dk_narrow_avx2(const dk_product *p, const dk_block *b);
 void dk_narrow_avx_vnni(const dk_product *p, const dk_block *b);
 void dk_narrow_vnni(const dk_product *p, const dk_block *b);
+void dk_narrow_neon_dot(const dk_product *p, const dk_block *b);
 /* Without scratch (products_single.c), in another order of sums; NULL for other types and columns. */
 dk_block_fn dk_single_of(const dk_product *p);
-/* For AVX2 and AVX-VNNI (single_256.h): more types, but not the bits of their row-by-row form, so a type has
- * the one or the other for any number of tokens. */
+/* The same for AVX2 and AVX-VNNI (single_256.h). */
 int dk_has_single_256(const dk_product *p);
 void dk_single_avx2(const dk_product *p, const dk_block *b);
 void dk_single_avx_vnni(const dk_product *p, const dk_block *b);

@@ -25,26 +25,6 @@ DK_256 DK_INLINE __m256i dk_dpbusd(__m256i sum, __m256i u, __m256i q)
 }
 #endif
 
-/* Largest code that an unpacker makes of a type. */
-DK_INLINE int dk_largest_code(int type)
-{
-    switch (type) {
-    case DK_Q2_K: return 3;
-    case DK_Q3_K: return 7;
-    case DK_Q4_0:
-    case DK_Q4_K: return 15;
-    case DK_MXFP4:
-    case DK_NVFP4:
-    case DK_FP4_E2M1: return 24;
-    case DK_Q5_K: return 31;
-    case DK_Q6_K: return 63;
-    case DK_IQ2_XXS:
-    case DK_IQ2_XS: return 86;
-    case DK_IQ3_XXS: return 124;
-    default: return 255;
-    }
-}
-
 #include "narrow_256.h"
 #include "single_256.h"
 #include "wide_256.h"

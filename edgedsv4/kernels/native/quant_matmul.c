@@ -37,16 +37,16 @@ static double choose_256(share *s, int64_t *row_step, const dk_product *p, int i
         s->fn = has_dot ? dk_wide_avx_vnni : dk_wide_avx2;
         s->tokens = dk_min(p->tokens, DK_WIDE_TOKENS);
         *row_step = DK_WIDE_ROWS;
-        return columns * (0.12 + 0.006 * (double)s->tokens);
+        return columns * (0.1 + 0.01 * (double)s->tokens);
     }
     s->tokens = dk_min(p->tokens, DK_NARROW_TOKENS);
     *row_step = DK_NARROW_ROWS;
     if (dk_has_single_256(p)) {
         s->fn = has_dot ? dk_single_avx_vnni : dk_single_avx2;
-        return columns * (0.04 + 0.04 * (double)s->tokens);
+        return columns * (0.015 + 0.02 * (double)s->tokens);
     }
     s->fn = has_dot ? dk_narrow_avx_vnni : dk_narrow_avx2;
-    return columns * (0.08 + 0.08 * (double)s->tokens);
+    return columns * (0.035 + 0.04 * (double)s->tokens);
 }
 
 #endif
@@ -88,6 +88,11 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
         s->fn = single ? single : dk_narrow_vnni;
     else if (is_vector)
         return choose_256(s, row_step, p, is_small);
+#elif defined(DK_NEON)
+    if (dk_level == DK_LEVEL_NEON_DOT) {
+        s->fn = dk_narrow_neon_dot;
+        slow = 3.0;
+    }
 #endif
     (void)is_small;
     (void)has_vnni;

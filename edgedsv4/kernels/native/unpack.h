@@ -40,4 +40,24 @@ extern const uint8_t dk_iq4_plus_127[16] __attribute__((visibility("hidden")));
 /* NULL: no int8 form (F32, F16, BF16, FP8_E4M3 and the rest). */
 const dk_unpacker *dk_unpacker_of(int type);
 
+/* Largest code that an unpacker makes of a type. */
+DK_INLINE int dk_largest_code(int type)
+{
+    switch (type) {
+    case DK_Q2_K: return 3;
+    case DK_Q3_K: return 7;
+    case DK_Q4_0:
+    case DK_Q4_K: return 15;
+    case DK_MXFP4:
+    case DK_NVFP4:
+    case DK_FP4_E2M1: return 24;
+    case DK_Q5_K: return 31;
+    case DK_Q6_K: return 63;
+    case DK_IQ2_XXS:
+    case DK_IQ2_XS: return 86;
+    case DK_IQ3_XXS: return 124;
+    default: return 255;
+    }
+}
+
 #endif

@@ -25,7 +25,7 @@ def nan_filled_memory() -> Iterator[None]:
 def _levels() -> list[int]:
     """Instruction sets that this machine has."""
     before = lib.dk_isa()
-    levels = [level for level in range(11) if lib.dk_set_isa(level) == 0]
+    levels = [level for level in range(12) if lib.dk_set_isa(level) == 0]
     lib.dk_set_isa(before)
     return levels
 
