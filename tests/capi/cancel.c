@@ -238,6 +238,24 @@ static void reply(void)
     CHECK("reply.ends_by_itself", result.finish_reason != DSV4_FINISH_CANCELLED && one.last <= 60);
 }
 
+static int on_check(void *user, const char *name, int32_t has_passed, const char *detail)
+{
+    ((listener *)user)->last = has_passed && name[0] && detail[0];
+    return heard(user);
+}
+
+static void self_test(void)
+{
+    listener one = {.stop_at = 2};
+    EXPECT("selftest.callback_stops", dsv4_selftest("cpu", NULL, on_check, &one), DSV4_ERR_CANCELLED);
+    CHECK("selftest.checks_are_handed_out", one.calls == 2 && one.last == 1);
+    watch seen = {.cancel_at = 1};
+    dsv4_call call = call_of(&seen);
+    EXPECT("selftest.object_stops", dsv4_selftest(NULL, &call, NULL, NULL), DSV4_ERR_CANCELLED);
+    CHECK("selftest.counts_checks", seen.calls == 1 && seen.done == 1 && seen.total > 10);
+    EXPECT("selftest.no_such_device", dsv4_selftest("cuda:99", NULL, NULL, NULL), DSV4_ERR_UNSUPPORTED);
+}
+
 static void save(void)
 {
     struct stat before, after;
@@ -288,5 +306,6 @@ int main(int argc, char **argv)
     generate();
     reply();
     save();
+    self_test();
     return 0;
 }
