@@ -13,6 +13,7 @@ from edgedsv4.capi.exclusive import Exclusive
 from edgedsv4.capi.handles import HandleTable
 from edgedsv4.capi.sampler_bytes import restored_sampler, saved_sampler
 from edgedsv4.capi.values import (
+    bytes_of,
     checked_size,
     put_bytes,
     read_struct,
@@ -150,7 +151,7 @@ def dsv4_sampler_save(sampler: Any, buffer: Any, capacity: int, size: Any) -> in
 def dsv4_sampler_restore(state: Any, size: int, out: Any) -> int:
     """`Sampler.from_state`."""
     required(out, "out")[0] = ffi.NULL
-    return _add(restored_sampler(ffi.buffer(required(state, "state"), size)[:]), out)
+    return _add(restored_sampler(bytes_of(state, size, "state")), out)
 
 
 @exported

@@ -8,7 +8,7 @@ from edgedsv4 import inspect_snapshot
 from edgedsv4.capi.bridge import exported, ffi
 from edgedsv4.capi.calls import Call
 from edgedsv4.capi.session import session_of
-from edgedsv4.capi.values import path_of, put_bytes, put_json, required
+from edgedsv4.capi.values import bounded, path_of, put_bytes, put_json, required
 
 
 @exported
@@ -42,7 +42,7 @@ def dsv4_session_save_memory(session: Any, call: Any, buffer: Any, capacity: int
 def dsv4_session_load_memory(session: Any, state: Any, size: int, call: Any) -> int:
     """`Session.load` from memory."""
     own, watched = session_of(session), Call(call)
-    data = memoryview(ffi.buffer(required(state, "state"), size))
+    data = memoryview(ffi.buffer(required(state, "state"), bounded(size, "size")))
     with watched.on(own):
         own.load(data, on_progress=watched.progress("load"))
     return 0

@@ -17,6 +17,7 @@ from edgedsv4.capi.bridge import AbiError, BufferTooSmallError, ffi
 _ZSTR = (1 << 64) - 1
 _SMALLEST_STRUCT = 8
 _LARGEST_STRUCT = 1 << 16
+_MOST = 1 << 40
 
 
 def required(pointer: Any, name: str) -> Any:
@@ -24,6 +25,13 @@ def required(pointer: Any, name: str) -> Any:
     if not pointer:
         raise ConfigError(f"{name} must not be NULL", name=name)
     return pointer
+
+
+def bounded(size: int, name: str) -> int:
+    """A length that some memory could have; others come from a subtraction gone wrong."""
+    if size > _MOST:
+        raise ConfigError(f"{name} must be at most {_MOST:,}, found {size:,}", name=name)
+    return size
 
 
 def text_of(text: Any, name: str) -> str:
@@ -37,8 +45,13 @@ def text_of(text: Any, name: str) -> str:
             what = f"{name}.data must not be NULL when its size is {text.size}"
             raise ConfigError(what, name=name)
         return ""
-    data = ffi.string(text.data) if text.size == _ZSTR else ffi.buffer(text.data, text.size)[:]
+    data = ffi.string(text.data) if text.size == _ZSTR else bytes_of(text.data, text.size, name)
     return decoded(data, name)
+
+
+def bytes_of(pointer: Any, size: int, name: str) -> bytes:
+    """A copy of some bytes."""
+    return bytes(ffi.buffer(required(pointer, name), bounded(size, "size")))
 
 
 def decoded(data: bytes, name: str) -> str:
@@ -68,7 +81,7 @@ def tokens_of(pointer: Any, count: int, name: str = "tokens") -> list[int]:
     """An array of token ids, which may be NULL when it is empty."""
     if not count:
         return []
-    return list(ffi.unpack(required(pointer, name), count))
+    return list(ffi.unpack(required(pointer, name), bounded(count, "count")))
 
 
 def put_text(text: str, buffer: Any, capacity: int, size: Any) -> int:

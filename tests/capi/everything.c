@@ -49,7 +49,8 @@ static void about_models(const char *model)
 {
     dsv4_engine_options options;
     size_t needed = 0, sum = 0;
-    MUST(dsv4_set_log(on_log, &sum, 10));
+    static size_t logged;
+    MUST(dsv4_set_log(on_log, &logged, 10));
     MUST(dsv4_engine_options_init(&options, sizeof options));
     options.context = 256;
     WHOLE(dsv4_inspect_json, char, model);
@@ -69,6 +70,7 @@ static void about_models(const char *model)
     free(info);
     WHOLE(dsv4_engine_describe_json, char, engine);
     WHOLE(dsv4_engine_memory_json, char, engine);
+    CHECK("everything.progress", sum > 0);
     MUST(dsv4_set_log(NULL, NULL, 0));
 }
 

@@ -86,6 +86,8 @@ def run(
     )
     said = (done.stdout + done.stderr).decode(errors="replace")
     assert done.returncode == 0, f"{command[0]}: status {done.returncode}\n{said[-6000:]}"
+    # The library prints nothing, and a compiler should have no reason to.
+    assert not done.stderr, f"{command[0]} said: {said[-6000:]}"
     return done.stdout.decode(errors="replace")
 
 

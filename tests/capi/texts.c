@@ -88,6 +88,38 @@ static void long_text(void)
     free(text);
 }
 
+/* Lengths that come from a subtraction gone wrong. */
+static void wild_lengths(void)
+{
+    size_t size = 0;
+    int32_t id = 20;
+    double nll;
+    dsv4_session *session = new_session(engine, 16);
+    dsv4_sampler *sampler = NULL;
+    size_t wild[] = {(size_t)-2, (size_t)1 << 63, (size_t)1 << 41};
+    int is_right = 1;
+    for (int at = 0; at < 3; at++) {
+        int32_t statuses[] = {
+            dsv4_tokenize(engine, run_of("x", wild[at]), 0, NULL, 0, &size),
+            dsv4_detokenize(engine, &id, wild[at], 0, NULL, 0, &size),
+            dsv4_session_sync(session, &id, wild[at], NULL, NULL),
+            dsv4_session_eval(session, &id, wild[at], NULL),
+            dsv4_session_score(session, &id, wild[at], NULL, &nll),
+            dsv4_session_rewind(session, wild[at], NULL, NULL),
+            dsv4_session_generate(session, NULL, &id, wild[at], NULL, NULL, NULL, NULL),
+            dsv4_session_load_memory(session, "x", wild[at], NULL),
+            dsv4_session_top_logprobs(session, wild[at], &id, &nll),
+            dsv4_sampler_restore("x", wild[at], &sampler),
+        };
+        for (size_t call = 0; call < sizeof statuses / sizeof statuses[0]; call++)
+            is_right = is_right && statuses[call] == DSV4_ERR_INVALID_ARGUMENT;
+    }
+    CHECK("length.wild", is_right);
+    dsv4_tokenize(engine, run_of("x", (size_t)-2), 0, NULL, 0, &size);
+    CHECK("length.is_named", strcmp(last_error().name, "size") == 0);
+    MUST(dsv4_session_free(session));
+}
+
 static void special_tokens(void)
 {
     int32_t id = -1, none = 0;
@@ -365,6 +397,7 @@ int main(int argc, char **argv)
     plain_texts();
     no_utf8();
     long_text();
+    wild_lengths();
     special_tokens();
     conversations();
     prompt_options();
