@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import logging
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -129,7 +130,8 @@ def report(function: str, error: BaseException) -> int:
     path = getattr(error, "path", None) or getattr(error, "filename", None) or ""
     name = str(getattr(error, "name", None) or "")
     # Alive until the library has copied them.
-    kept = [ffi.new("char[]", _bytes(value)) for value in (text, str(path), name)]
+    texts = (_bytes(text), os.fsencode(str(path)), _bytes(name))
+    kept = [ffi.new("char[]", data) for data in texts]
     info = ffi.new("dsv4_error_info *")
     info.status = status
     info.text, info.path, info.name = kept

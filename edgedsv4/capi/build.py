@@ -16,9 +16,9 @@ import sys
 import sysconfig
 import tempfile
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
+from edgedsv4 import __version__
 from edgedsv4.capi.header import Function, Header, read_header, table_declaration
 from edgedsv4.errors import Dsv4Error
 
@@ -48,14 +48,17 @@ endif()
 unset(_dsv4_prefix)
 """
 
-_CMAKE_VERSION = """set(PACKAGE_VERSION "{version}")
-if(PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION)
+_CMAKE_VERSION = """# For whoever asks for this version, or an older one of the same major number.
+set(PACKAGE_VERSION "{version}")
+set(PACKAGE_VERSION_COMPATIBLE TRUE)
+if(PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION
+   OR (PACKAGE_FIND_VERSION_COUNT GREATER 0 AND NOT PACKAGE_FIND_VERSION_MAJOR EQUAL {major}))
   set(PACKAGE_VERSION_COMPATIBLE FALSE)
-else()
-  set(PACKAGE_VERSION_COMPATIBLE TRUE)
-  if(PACKAGE_VERSION VERSION_EQUAL PACKAGE_FIND_VERSION)
-    set(PACKAGE_VERSION_EXACT TRUE)
-  endif()
+elseif(PACKAGE_VERSION VERSION_EQUAL PACKAGE_FIND_VERSION)
+  set(PACKAGE_VERSION_EXACT TRUE)
+endif()
+if(NOT CMAKE_SIZEOF_VOID_P STREQUAL "" AND NOT CMAKE_SIZEOF_VOID_P EQUAL 8)
+  set(PACKAGE_VERSION_UNSUITABLE TRUE)
 endif()
 """
 
@@ -83,9 +86,11 @@ def build(options: BuildOptions) -> Path:
         The library.
 
     Raises:
-        BuildError: no shared libpython, no headers, no compiler, or the compiler failed.
+        BuildError: no shared libpython, no headers, no compiler, the compiler failed, or the
+            Python to run has no edgedsv4.
     """
     header = read_header()
+    _check_python(options.python)
     library = options.out / "lib" / _SONAME
     for folder in (library.parent / "pkgconfig", library.parent / "cmake" / "dsv4"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,22 +129,23 @@ def _forwarding(function: Function) -> str:
 
 
 def _compile(options: BuildOptions, header: Header, work: Path) -> None:
-    libpython, flags = _libpython()
+    libpython = _libpython()
     command = [
         *options.compiler,
         *("-std=c11", "-O2", "-g", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
-        f'-DDSV4_DEFAULT_PYTHON="{options.python}"',
-        f'-DDSV4_PACKAGE_VERSION="{metadata.version("edgedsv4")}"',
+        f"-DDSV4_DEFAULT_PYTHON={_c_string(str(options.python))}",
+        f"-DDSV4_PACKAGE_VERSION={_c_string(__version__)}",
         f"-I{header.path.parent}",
         f"-I{Path(__file__).parent}",
         f"-I{sysconfig.get_path('include')}",
         str(work / "libdsv4.c"),
         *("-o", str(work / _SONAME)),
-        *flags,
-        f"-Wl,-rpath,{libpython.parent}",
-        f"-Wl,--version-script={work / 'exports'}",
+        str(libpython),
+        # -Xlinker takes a path with commas as it is.
+        *("-Xlinker", "-rpath", "-Xlinker", str(libpython.parent)),
+        *("-Xlinker", f"--version-script={work / 'exports'}"),
         f"-Wl,-soname,{_SONAME}",
-        # A second copy could not start its interpreter in the process of the first.
+        # Loaded again after dlclose, it could not start an interpreter beside its first one.
         *("-Wl,-z,nodelete", "-lpthread", "-ldl"),
     ]
     try:
@@ -153,8 +159,36 @@ def _compile(options: BuildOptions, header: Header, work: Path) -> None:
         raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
 
 
-def _libpython() -> tuple[Path, list[str]]:
-    """The shared library of this Python, and how to link with it."""
+def _check_python(python: Path) -> None:
+    """Refuse a Python that the library could not run: it is asked the way the library starts it."""
+    code = "import sys, edgedsv4.capi._entry; print(sys.version)"
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", code], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise BuildError(f"{python} cannot be run: {error.strerror}") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise BuildError(
+            f"{python} does not find edgedsv4 by itself ({reason}); install it there with pip, not"
+            " with --user nor through PYTHONPATH, or name another Python with --python"
+        )
+    if done.stdout.strip() != sys.version:
+        raise BuildError(
+            f"{python} is Python {done.stdout.split()[0]}, the build runs in"
+            f" {sys.version.split()[0]} of another build; run it with the Python that the library"
+            " is to run"
+        )
+
+
+def _c_string(text: str) -> str:
+    """A text as a literal of C."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _libpython() -> Path:
+    """The shared library of this Python."""
     variables = sysconfig.get_config_vars()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     if not variables.get("Py_ENABLE_SHARED"):
@@ -172,21 +206,22 @@ def _libpython() -> tuple[Path, list[str]]:
     name = str(variables.get("INSTSONAME") or f"libpython{version}.so.1.0")
     for folder in folders:
         if (folder / name).exists():
-            return folder / name, [str(folder / name)]
+            return folder / name
     raise BuildError(f"{name} is in none of {', '.join(map(str, folders))}; reinstall Python")
 
 
 def _write_support(out: Path, header: Header, work: Path) -> None:
     """Headers, pkg-config and CMake files, each replaced at once."""
-    version = metadata.version("edgedsv4")
-    numbers = ".".join(part for part in version.split(".")[:3] if part.isdigit())
+    numbers = ".".join(part for part in __version__.split(".")[:3] if part.isdigit())
     include = out / "include"
     include.mkdir(exist_ok=True)
     texts = {
         include / "dsv4.h": header.path.read_text(encoding="utf-8"),
         out / "lib/pkgconfig/dsv4.pc": _PKG_CONFIG.format(version=numbers),
         out / "lib/cmake/dsv4/dsv4-config.cmake": _CMAKE_CONFIG,
-        out / "lib/cmake/dsv4/dsv4-config-version.cmake": _CMAKE_VERSION.format(version=numbers),
+        out / "lib/cmake/dsv4/dsv4-config-version.cmake": _CMAKE_VERSION.format(
+            version=numbers, major=numbers.split(".")[0]
+        ),
     }
     wrapper = header.path.with_name("dsv4.hpp")
     if wrapper.is_file():

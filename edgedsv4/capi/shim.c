@@ -16,10 +16,13 @@
 #include <Python.h>
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "dsv4.h"
@@ -191,7 +194,8 @@ int32_t dsv4_cancel_free(dsv4_cancel *cancel)
 /* ---- The interpreter ---- */
 
 static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_int start_state; /* 0 before, 1 running, -1 failed */
+static atomic_int start_state; /* 0 before, 1 running, -1 failed, -2 in a child of fork, -3 exiting */
+static atomic_int has_begun;   /* a start may be under way */
 static char start_failure[TEXT_SIZE];
 static const dsv4_table *table;
 
@@ -204,11 +208,27 @@ static void promote_libpython(void)
         dlopen(place.dli_fname, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
 }
 
-static void after_fork(void) { atomic_store(&start_state, -2); }
+/* A child has none of the threads, one of which may have held `start_lock`. */
+static void after_fork(void)
+{
+    if (atomic_load(&has_begun) && atomic_load(&start_state) >= 0)
+        atomic_store(&start_state, -2);
+}
+
+/* The process exits, and with it go the static objects of libraries under this one. Threads that still compute
+ * stop where they next want the interpreter, for its lock is never given back. */
+static void before_exit(void)
+{
+    int running = 1;
+    if (atomic_compare_exchange_strong(&start_state, &running, -3))
+        PyGILState_Ensure();
+}
 
 static int start_fails(const char *what, const char *detail)
 {
-    snprintf(start_failure, sizeof start_failure, "%s%s%s", what, detail ? ": " : "", detail ? detail : "");
+    char text[TEXT_SIZE];
+    snprintf(text, sizeof text, "%s: %s", what, detail);
+    copy_text(start_failure, sizeof start_failure, text);
     atomic_store(&start_state, -1);
     return -1;
 }
@@ -232,18 +252,40 @@ static int python_fails(const char *what)
     return start_fails(what, detail);
 }
 
+/* Isolated: no environment, no signal handlers, the locale and stdio of the host as they are. Text is UTF-8
+ * whatever the locale, which is "C" in a program that never set it. */
 static int start_interpreter(const char *python)
 {
+    PyPreConfig before;
+    PyPreConfig_InitIsolatedConfig(&before);
+    before.utf8_mode = 1;
+    PyStatus status = Py_PreInitialize(&before);
+    if (PyStatus_Exception(status))
+        return start_fails("Python did not start", status.err_msg);
     PyConfig config;
     PyConfig_InitIsolatedConfig(&config);
     config.install_signal_handlers = 0;
-    PyStatus status = PyConfig_SetBytesString(&config, &config.program_name, python);
+    status = PyConfig_SetBytesString(&config, &config.program_name, python);
     if (!PyStatus_Exception(status))
         status = PyConfig_SetBytesString(&config, &config.executable, python);
     if (!PyStatus_Exception(status))
         status = Py_InitializeFromConfig(&config);
     PyConfig_Clear(&config);
-    return PyStatus_Exception(status) ? start_fails("Python did not start", status.err_msg) : 0;
+    if (!PyStatus_Exception(status))
+        return 0;
+    return start_fails("Python did not start", status.err_msg ? status.err_msg : "it wanted to exit");
+}
+
+/* Warnings and the like of packages do not belong on the host's stdout and stderr. */
+static void silence(void)
+{
+    PyObject *io = PyImport_ImportModule("io");
+    PyObject *sink = io ? PyObject_CallMethod(io, "open", "ss", "/dev/null", "w") : NULL;
+    PySys_SetObject("stdout", sink ? sink : Py_None);
+    PySys_SetObject("stderr", sink ? sink : Py_None);
+    PyErr_Clear();
+    Py_XDECREF(sink);
+    Py_XDECREF(io);
 }
 
 /* Import the package and take over its table; the lock of the interpreter is held. */
@@ -267,22 +309,34 @@ static int take_table(void)
     return table ? 0 : python_fails(where);
 }
 
+/* Whether a file can be run; 0 or what errno says. */
+static int cannot_run(const char *path)
+{
+    struct stat facts;
+    if (stat(path, &facts))
+        return errno;
+    if (!S_ISREG(facts.st_mode))
+        return EISDIR;
+    return access(path, X_OK) ? errno : 0;
+}
+
 static int start_locked(const char *python)
 {
+    char detail[TEXT_SIZE / 2];
     if (!python || !*python)
         python = DSV4_DEFAULT_PYTHON;
     if (Py_IsInitialized()) {
-        char detail[64];
         snprintf(detail, sizeof detail, "%.40s", Py_GetVersion());
-        return start_fails("this process already runs Python, in which libdsv4 cannot start its own;"
-                           " import the package edgedsv4 there instead. Running", detail);
+        return start_fails("this process already runs Python, in which libdsv4 cannot start its own; import the"
+                           " package edgedsv4 there instead (or, if another copy of libdsv4 is loaded, use that"
+                           " copy). Running", detail);
     }
     if (strncmp(Py_GetVersion(), PY_VERSION, strlen(PY_VERSION)) != 0)
         return start_fails("the libpython of another version was loaded before; expected " PY_VERSION ", found",
                            Py_GetVersion());
-    if (access(python, X_OK) != 0) {
-        char detail[TEXT_SIZE / 2];
-        snprintf(detail, sizeof detail, "%.1024s: %s", python, strerror(errno));
+    int error = cannot_run(python);
+    if (error) {
+        snprintf(detail, sizeof detail, "%.1024s: %s", python, strerror(error));
         return start_fails("the Python that runs the library cannot be used; name another one to dsv4_init, or"
                            " build the library again with `python -m edgedsv4.capi.build`. Tried", detail);
     }
@@ -290,11 +344,12 @@ static int start_locked(const char *python)
     if (start_interpreter(python))
         return -1;
     snprintf(start_failure, sizeof start_failure, "%s", python);
+    silence();
     int is_failed = take_table();
     PyEval_SaveThread();
     if (is_failed)
         return -1;
-    pthread_atfork(NULL, NULL, after_fork);
+    atexit(before_exit); /* behind the imports, so that it runs before their destructors */
     atomic_store(&start_state, 1);
     return 0;
 }
@@ -304,8 +359,11 @@ static int32_t start(const char *python, const char *function)
     int state = atomic_load(&start_state);
     if (state == 0) {
         pthread_mutex_lock(&start_lock);
-        if (atomic_load(&start_state) == 0)
+        if (atomic_load(&start_state) == 0) {
+            pthread_atfork(NULL, NULL, after_fork);
+            atomic_store(&has_begun, 1);
             start_locked(python);
+        }
         pthread_mutex_unlock(&start_lock);
         state = atomic_load(&start_state);
     }
@@ -314,6 +372,8 @@ static int32_t start(const char *python, const char *function)
     if (state == -2)
         return fail(DSV4_ERR_INIT, function, "",
                     "this process was made by fork() after the library had started; start it by exec instead");
+    if (state == -3)
+        return fail(DSV4_ERR_INIT, function, "", "this process is exiting");
     return fail(DSV4_ERR_INIT, function, "", start_failure);
 }
 
