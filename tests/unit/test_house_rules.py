@@ -18,7 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "edgedsv4"
 APP = ROOT / "apps" / "tui" / "dsv4_chat"
 MODULES = sorted({*PACKAGE.rglob("*.py"), *APP.rglob("*.py")})
-C_SOURCES = sorted({*PACKAGE.rglob("native/*.[ch]"), *(ROOT / "tests").rglob("*.[ch]")})
+C_SOURCES = sorted(
+    {
+        *PACKAGE.rglob("*.[ch]"),
+        *(path for end in ("[ch]", "cc") for path in (ROOT / "tests").rglob(f"*.{end}")),
+        *(path for end in ("c", "cpp") for path in (ROOT / "examples").glob(f"*.{end}")),
+        # dsv4.h has a test of its own.
+        ROOT / "include" / "dsv4.hpp",
+    }
+)
 SOURCES = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *C_SOURCES})
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "manager"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_KERNEL_LINES, MAX_ARGUMENTS = 500, 60, 120, 6
