@@ -5,6 +5,7 @@
 #   make chat MODEL=flash.gguf            another model        make chat ARGS="--ctx 8192"
 #   make eval                             figures of the pocket model, in build/eval.json
 #   make test PYTEST="-k gguf"            part of the suite    make test WORKERS=0     in one process
+#   make capi                             libdsv4 for C and C++, in build/capi; see docs/c-api.md
 #   make chat TORCH="torch --index-url URL"   another torch build, 2.11 or newer
 #   make chat TORCH=                      the torch that $(PYTHON) already has
 # The choice of torch is remembered in $(VENV) until another one is named.
@@ -19,7 +20,8 @@ WORKERS ?= 2
 
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
-NATIVE := $(wildcard setup.py edgedsv4/*/native/*.c edgedsv4/*/native/*.h edgedsv4/*/native/*.py)
+NATIVE := $(wildcard setup.py edgedsv4/*/native/*.c edgedsv4/*/native/*.h edgedsv4/*/native/*.py \
+  include/dsv4.h $(addprefix edgedsv4/capi/,build_ext.py header.py callbacks.h shim.h))
 
 ifeq ($(origin TORCH),undefined)
   ifneq ($(wildcard $(STAMPS)/torch-choice),)
@@ -35,7 +37,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c $(STAMPS)/con
 # checkout on Python's path; the other mode is lost to a folder of the same name, as beside a clone.
 INSTALL := $(PIP) --quiet --no-build-isolation --config-settings editable_mode=compat
 
-.PHONY: chat test eval lint docs setup clean
+.PHONY: chat test eval capi lint docs setup clean
 
 # With job control the chat is a process group of its own: Ctrl+C stops its reply and not make.
 chat: $(STAMPS)/package
@@ -52,6 +54,10 @@ eval: $(STAMPS)/package
 	PYTHONPATH=apps OMP_NUM_THREADS=1 $(BIN)/python -m pocket.evaluate \
 	  $(or $(MODEL),edgedsv4/data/pocket-v4/pocket-v4.gguf) --workers $(or $(filter-out 0,$(WORKERS)),1) \
 	  $(if $(POCKET_CORPUS),--corpus $(POCKET_CORPUS)) --out build/eval.json $(ARGS)
+
+# A prefix to compile against: library, headers, and what pkg-config and CMake look for.
+capi: $(STAMPS)/package
+	$(BIN)/python -m edgedsv4.capi.build --out build/capi --cc "$(CC)"
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
