@@ -33,5 +33,7 @@ void check_levels(void);
 
 /* harness_network.c */
 void check_network(int threads);
+/* harness_tiles.c; nothing where the level in use has no tiles */
+void check_tiles(int threads);
 
 #endif

@@ -7,6 +7,10 @@
 #elif defined(DK_NEON) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
+#if defined(DK_TILES)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 int dk_level = DK_LEVEL_SCALAR;
 
@@ -38,6 +42,24 @@ static int has_neon_dot(void)
 }
 #endif
 
+#if defined(DK_TILES)
+/* Whether the CPU has int8 tiles and the system lets this process keep their eight kilobytes; asked once. */
+static int has_tiles(void)
+{
+#if defined(DK_TILES_IN_SOFTWARE)
+    return 1;
+#else
+    enum { REQUEST_STATE = 0x1023, TILE_DATA = 18, TILE_BIT = 1 << 24, INT8_BIT = 1 << 25 };
+    static int answer = -1;
+    unsigned a, b, c, d;
+    if (answer < 0)
+        answer = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & TILE_BIT) && (d & INT8_BIT) &&
+                 syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0;
+    return answer;
+#endif
+}
+#endif
+
 static int is_available(int level)
 {
 #if defined(DK_X86)
@@ -53,6 +75,9 @@ static int is_available(int level)
     case DK_LEVEL_AVX_VNNI: return has_avx2 && has_avx_vnni();
     case DK_LEVEL_AVX512: return has_avx512;
     case DK_LEVEL_VNNI: return has_avx512 && __builtin_cpu_supports("avx512vnni");
+#if defined(DK_TILES)
+    case DK_LEVEL_AMX: return has_avx512 && __builtin_cpu_supports("avx512vnni") && has_tiles();
+#endif
     default: return 0;
     }
 #elif defined(DK_NEON)
@@ -64,8 +89,8 @@ static int is_available(int level)
 
 __attribute__((constructor)) static void choose_best(void)
 {
-    static const int order[] = {DK_LEVEL_NEON_DOT, DK_LEVEL_NEON, DK_LEVEL_VNNI,  DK_LEVEL_AVX512,
-                                DK_LEVEL_AVX_VNNI, DK_LEVEL_AVX2, DK_LEVEL_SCALAR};
+    static const int order[] = {DK_LEVEL_NEON_DOT, DK_LEVEL_NEON,     DK_LEVEL_AMX,  DK_LEVEL_VNNI,
+                                DK_LEVEL_AVX512,   DK_LEVEL_AVX_VNNI, DK_LEVEL_AVX2, DK_LEVEL_SCALAR};
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
         if (is_available(order[i])) {
             dk_level = order[i];
@@ -92,6 +117,7 @@ const char *dk_isa_name(int level)
     case DK_LEVEL_AVX_VNNI: return "avx-vnni";
     case DK_LEVEL_AVX512: return "avx512";
     case DK_LEVEL_VNNI: return "avx512-vnni";
+    case DK_LEVEL_AMX: return "amx";
     case DK_LEVEL_NEON: return "neon";
     case DK_LEVEL_NEON_DOT: return "neon-dotprod";
     default: return NULL;

@@ -33,6 +33,13 @@
 #endif
 #define DK_AVX512 __attribute__((target("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq")))
 #define DK_VNNI __attribute__((target("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+/* Tiles (AMX) have to be asked for, which is known for Linux; the compilers have them from these versions on. */
+#if defined(__linux__) && (__clang_major__ >= 12 || (!defined(__clang__) && __GNUC__ >= 11))
+#define DK_TILES 1
+#define DK_AMX                                                                                             \
+    __attribute__((target("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,"          \
+                          "amx-tile,amx-int8")))
+#endif
 #elif defined(__aarch64__)
 #define DK_NEON 1
 #include <arm_neon.h>
@@ -54,6 +61,7 @@ enum {
     DK_LEVEL_AVX_VNNI = 2,
     DK_LEVEL_AVX512 = 3,
     DK_LEVEL_VNNI = 4,
+    DK_LEVEL_AMX = 5,
     DK_LEVEL_NEON = 10,
     DK_LEVEL_NEON_DOT = 11
 };

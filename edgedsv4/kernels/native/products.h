@@ -43,6 +43,8 @@ void dk_single_avx_vnni(const dk_product *p, const dk_block *b);
 void dk_wide_avx2(const dk_product *p, const dk_block *b);
 void dk_wide_avx_vnni(const dk_product *p, const dk_block *b);
 void dk_wide_vnni(const dk_product *p, const dk_block *b);
+/* The same on tiles (products_amx.c). */
+void dk_wide_amx(const dk_product *p, const dk_block *b);
 /* float32 (products_float.c). */
 void dk_float_scalar(const dk_product *p, const dk_block *b);
 void dk_float_avx2(const dk_product *p, const dk_block *b);

@@ -2,21 +2,14 @@
  * stay in registers for 64 columns while all tokens pass by; a lane is a row.
  *
  * Sums of a (token, row): slabs and groups in order, each group scale * dot * token scale, then offsets.
- * With fewer than sixteen rows left the missing ones are zeros that are not stored. An AMX form (tiles of
- * 16 rows x 64 columns, the same interleaving) would go here too; there is none yet.
+ * With fewer than sixteen rows left the missing ones are zeros that are not stored. On tiles: products_amx.c.
  */
 
-#include "products.h"
+#include "products_wide.h"
 
 #if defined(DK_X86)
 
-enum { ROWS = DK_WIDE_ROWS, WIDTH = 1024, GROUPS = WIDTH / 16, SHIFTS = WIDTH / 32 };
-
-typedef struct {
-    uint8_t u[ROWS][WIDTH + 64] DK_ALIGNED;
-    float scale[ROWS][GROUPS + 16] DK_ALIGNED;
-    float offset[ROWS][GROUPS + 16] DK_ALIGNED;
-} unpacked;
+enum { ROWS = DK_WIDE_ROWS, WIDTH = DK_SLAB, GROUPS = DK_SLAB_GROUPS, SHIFTS = WIDTH / 32 };
 
 typedef struct {
     uint8_t u[WIDTH / 4][ROWS][4] DK_ALIGNED;
@@ -24,62 +17,16 @@ typedef struct {
     float offset[GROUPS][ROWS] DK_ALIGNED;
 } interleaved;
 
-/* Rows of a block from first_row on, at most sixteen. */
-static int64_t rows_at(const dk_block *b, int64_t first)
-{
-    return dk_min(ROWS, b->first_row + b->rows - first);
-}
-
-static void unpack_rows(unpacked *s, const dk_product *p, dk_unpack_fn unpack, int64_t first, int64_t rows,
-                        int64_t column, int64_t columns)
-{
-    for (int64_t r = 0; r < rows; r++)
-        unpack(s->u[r], s->scale[r], s->offset[r], p->w, p->first_row + first + r, column, columns);
-}
-
 /* ---- AVX-512 with VNNI ---- */
 
-/* Transpose 16 x 16 words of 32 bits: to[column][row] = from[row][column]. */
-DK_VNNI DK_INLINE void transpose_16(void *to, const void *from, int64_t stride)
+DK_VNNI static void interleave_vnni(interleaved *to, const dk_unpacked *from, int64_t columns, int group)
 {
-    __m512i a[16], b[16];
-#pragma GCC unroll 16
-    for (int r = 0; r < 16; r++)
-        a[r] = _mm512_load_si512((const uint8_t *)from + r * stride);
-#pragma GCC unroll 8
-    for (int r = 0; r < 16; r += 2) {
-        b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
-        b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
-    }
-    /* a[4 k + j]: rows 4 k .. 4 k + 3 of columns j, j + 4, j + 8, j + 12. */
-#pragma GCC unroll 4
-    for (int k = 0; k < 16; k += 4) {
-        a[k] = _mm512_unpacklo_epi64(b[k], b[k + 2]);
-        a[k + 1] = _mm512_unpackhi_epi64(b[k], b[k + 2]);
-        a[k + 2] = _mm512_unpacklo_epi64(b[k + 1], b[k + 3]);
-        a[k + 3] = _mm512_unpackhi_epi64(b[k + 1], b[k + 3]);
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        __m512i low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88),
-                low2 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
-        __m512i high = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd),
-                high2 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
-        uint8_t *out = (uint8_t *)to + 64 * j;
-        _mm512_store_si512(out, _mm512_shuffle_i32x4(low, low2, 0x88));
-        _mm512_store_si512(out + 256, _mm512_shuffle_i32x4(high, high2, 0x88));
-        _mm512_store_si512(out + 512, _mm512_shuffle_i32x4(low, low2, 0xdd));
-        _mm512_store_si512(out + 768, _mm512_shuffle_i32x4(high, high2, 0xdd));
-    }
-}
-
-DK_VNNI static void interleave_vnni(interleaved *to, const unpacked *from, int64_t columns, int group)
-{
+    const __m512i none = _mm512_setzero_si512();
     for (int64_t c = 0; c < columns; c += 64)
-        transpose_16(to->u[c / 4], &from->u[0][c], sizeof from->u[0]);
+        dk_transpose_16(to->u[c / 4], &from->u[0][c], sizeof from->u[0], 256, 512, 768, none);
     for (int64_t g = 0; g < columns / group; g += 16) {
-        transpose_16(to->scale[g], &from->scale[0][g], sizeof from->scale[0]);
-        transpose_16(to->offset[g], &from->offset[0][g], sizeof from->offset[0]);
+        dk_transpose_16(to->scale[g], &from->scale[0][g], sizeof from->scale[0], 256, 512, 768, none);
+        dk_transpose_16(to->offset[g], &from->offset[0][g], sizeof from->offset[0], 256, 512, 768, none);
     }
 }
 
@@ -167,18 +114,6 @@ DK_VNNI DK_INLINE void add_64(float (*acc)[ROWS], const interleaved *s, int64_t 
     }
 }
 
-/* Offset of every group in units of its scale, where that is a constant of the type; else 0. */
-static float middle_of(int type)
-{
-    switch (type) {
-    case DK_Q8_0: return -128.0f;
-    case DK_Q4_0: return -8.0f;
-    case DK_MXFP4:
-    case DK_FP4_E2M1: return -12.0f;
-    default: return 0.0f;
-    }
-}
-
 DK_VNNI static void shift_sums(float (*shifts)[SHIFTS], const dk_product *p, const dk_block *b,
                                int64_t column, int64_t columns, float middle)
 {
@@ -212,16 +147,16 @@ DK_VNNI void dk_wide_vnni(const dk_product *p, const dk_block *b)
     const dk_unpacker *unpacker = dk_unpacker_of(p->w->type);
     dk_unpack_fn unpack = dk_unpack_of(unpacker);
     float acc[DK_WIDE_TOKENS][ROWS] DK_ALIGNED, shifts[DK_WIDE_TOKENS][SHIFTS] DK_ALIGNED;
-    float middle = middle_of(p->w->type);
-    unpacked raw;
+    float middle = unpacker->group == 32 ? dk_middle_of(p->w->type) : 0.0f;
+    dk_unpacked raw;
     interleaved s;
     memset(&raw, 0, sizeof raw);
     for (int64_t first = b->first_row; first < b->first_row + b->rows; first += ROWS) {
-        int64_t rows = rows_at(b, first), columns = p->w->columns;
+        int64_t rows = dk_rows_at(b, first), columns = p->w->columns;
         memset(acc, 0, (size_t)b->tokens * sizeof *acc);
         for (int64_t c = 0; c < columns; c += WIDTH) {
             int64_t width = dk_min(WIDTH, columns - c);
-            unpack_rows(&raw, p, unpack, first, rows, c, width);
+            dk_unpack_rows(&raw, p, unpack, first, rows, c, width);
             interleave_vnni(&s, &raw, width, unpacker->group);
             int64_t next = p->first_row + first + ROWS;
             if (middle != 0.0f) {

@@ -2,8 +2,8 @@
  *
  * Every product is cut into blocks of rows and tokens that take about the same time, whatever their type;
  * blocks are handed out one after another, so that threads read memory in order. The kernels are in
- * products_narrow.c and products_single.c (int8, few tokens), products_wide.c (int8, many), products_float.c
- * and products_direct.c; which one runs depends on the product alone, never on the threads.
+ * products_narrow.c and products_single.c (int8, few tokens), products_wide.c and products_amx.c (int8, many),
+ * products_float.c and products_direct.c; which one runs depends on the product alone, never on the threads.
  */
 
 #include "products.h"
@@ -78,6 +78,12 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
         s->fn = dk_wide_vnni;
         s->tokens = dk_min(p->tokens, DK_WIDE_TOKENS);
         *row_step = DK_WIDE_ROWS;
+#if defined(DK_TILES)
+        if (dk_level >= DK_LEVEL_AMX) {
+            s->fn = dk_wide_amx;
+            return columns * (0.06 + 0.002 * (double)s->tokens);
+        }
+#endif
         return columns * (0.06 + 0.006 * (double)s->tokens);
     }
 #endif

@@ -127,7 +127,7 @@ def test_describe_is_json_and_names_what_runs(engine: Engine, path: Path) -> Non
     assert found["path"] == str(path)
     assert (found["device"], found["threads"], found["variant"]) == ("cpu", 1, "v4")
     assert found["kernels"]["quant_matmul"] == "native"
-    levels = ("scalar", "avx2", "avx-vnni", "avx512", "avx512-vnni", "neon", "neon-dotprod")
+    levels = ("scalar", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx", "neon", "neon-dotprod")
     assert found["instruction_set"] in levels
     assert found["notes"] == []
 
