@@ -81,7 +81,7 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
 #if defined(DK_TILES)
         if (dk_level >= DK_LEVEL_AMX) {
             s->fn = dk_wide_amx;
-            return columns * (0.06 + 0.002 * (double)s->tokens);
+            return columns * (0.06 + 0.0035 * (double)s->tokens);
         }
 #endif
         return columns * (0.06 + 0.006 * (double)s->tokens);
