@@ -1,7 +1,7 @@
 /* Calls every kernel at odd sizes, at every instruction set, from several threads.
  *
- * Built with sanitizers (test_sanitizers.py), which judge what is read and written, and with tiles in software
- * (software_tiles.h); what the results should be is for the tests in Python. */
+ * Built with sanitizers (test_sanitizers.py), which judge what is read and written, and with software_tiles.h;
+ * what the results should be is for the tests in Python. */
 
 #include "harness.h"
 
@@ -464,8 +464,7 @@ static void check_level(int threads)
     check_streams(threads);
     check_router(threads);
     check_decoding(threads);
-    check_products(threads);
-    check_tiles(threads);
+    check_products(threads), check_tiles(threads);
     check_rows_at_rest(threads);
     check_compressor(threads, 1);
     check_compressor(threads, 2);
