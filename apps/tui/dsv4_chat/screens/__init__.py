@@ -1,0 +1,1 @@
+"""Screens: the chat, and the dialogs over it, each with a typed result."""
