@@ -80,8 +80,13 @@ class Conversation:
     context_start: int | None = None
     """First turn that is sent to the model; None, or a turn of another path, for the whole one."""
     clock: Callable[[], float] = field(default=time.time, repr=False, compare=False)
+    _children: dict[int | None, list[int]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
+        for node in self.nodes.values():
+            self._children.setdefault(node.parent, []).append(node.id)
         if not self.created:
             self.created = self.clock()
         self.updated = self.updated or self.created
@@ -144,7 +149,7 @@ class Conversation:
 
     def children(self, node_id: int | None) -> list[Node]:
         """The turns behind one, oldest first; behind None the first turns."""
-        return [node for node in self.nodes.values() if node.parent == node_id]
+        return [self.nodes[child] for child in self._children.get(node_id, ())]
 
     def siblings(self, node_id: int) -> list[Node]:
         """The turns at the place of this one, itself included, oldest first."""
@@ -221,6 +226,7 @@ class Conversation:
         node_id = max(self.nodes, default=0) + 1
         node = Node(id=node_id, parent=parent, role=role, content=content, created=self.updated)
         self.nodes[node_id] = node
+        self._children.setdefault(parent, []).append(node_id)
         self.active = node_id
         return node
 

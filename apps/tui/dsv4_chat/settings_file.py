@@ -76,19 +76,20 @@ def load_settings(
     path = path or settings_path(environ)
     origins: dict[str, str] = {}
     values: dict[str, object] = {}
-    sources = (
-        (_read_file(path), lambda _key: str(path)),
-        (_read_environment(environ), lambda key: f"environment, {PREFIX}{key.upper()}"),
-        (dict(overrides or {}), lambda _key: "command line"),
-    )
-    for found, origin in sources:
+    for origin, found in (
+        (str(path), _read_file(path)),
+        ("environment", _read_environment(environ)),
+        ("command line", dict(overrides or {})),
+    ):
         values |= found
-        origins |= {key: origin(key) for key in found}
+        origins |= dict.fromkeys(found, origin)
     try:
         return Settings(**values)  # type: ignore[arg-type]  # names and types were checked
     except ConfigError as error:
-        origin_of_fault = origins.get(error.name or "", "settings")
-        raise ConfigError(f"{origin_of_fault}: {error}", name=error.name) from None
+        origin = origins.get(error.name or "", "settings")
+        if origin == "environment":
+            origin = f"environment, {PREFIX}{(error.name or '').upper()}"
+        raise ConfigError(f"{origin}: {error}", name=error.name) from None
 
 
 def settings_text(document: str = "") -> str:
