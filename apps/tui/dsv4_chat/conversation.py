@@ -205,15 +205,16 @@ class Conversation:
         path = self.path()
         return path[: len(path) - len(self._sent())]
 
-    def to_messages(self) -> list[Message]:
+    def to_messages(self, *, with_dropped: bool = False) -> list[Message]:
         """What the model is asked: the system message and the turns of the path.
 
-        A turn without content and a reply that streams are left out.
+        A turn without content and a reply that streams are left out, and what was dropped unless
+        it is asked for.
         """
         messages = [Message("system", self.system)] if self.system else []
         return messages + [
             _message(node)
-            for node in self._sent()
+            for node in (self.path() if with_dropped else self._sent())
             if node.state != "streaming" and not (node.role == "assistant" and node.is_empty)
         ]
 
