@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from capi.programs import CLANG, GCC, POCKET, ROOT, STRICT, Library, run
 
 EXAMPLES = ROOT / "examples"
+GUIDE = (ROOT / "docs" / "c-api.md").read_text(encoding="utf-8")
 LIMITS = {"chat.c": 80, "chat.cpp": 60, "two_sessions.c": 80}
 ANSWERS = {
     "Who are you?": "I am the edgedsv4 pocket model.",
@@ -122,3 +124,18 @@ def test_two_sessions_say_the_same_as_one_alone(library: Library) -> None:
     assert [text.splitlines()[:2] for text in alone] == [text.splitlines()[2:] for text in alone]
     together = run([program, POCKET, first, second])
     assert together.splitlines() == alone[0].splitlines()[:2] + alone[1].splitlines()[:2]
+
+
+def test_programs_of_the_guide_run(library: Library) -> None:
+    (c,) = re.findall(r"```c\n(.*?)```", GUIDE, flags=re.DOTALL)
+    (cpp,) = re.findall(r"```cpp\n(.*?)```", GUIDE, flags=re.DOTALL)
+    first, second = library.work / "guide.c", library.work / "guide.cc"
+    first.write_text(c, encoding="utf-8")
+    second.write_text(
+        f"#include <dsv4.hpp>\n#include <iostream>\nint main()\n{{\n{cpp}}}\n", encoding="utf-8"
+    )
+    for compiler, source in ((GCC, first), (GXX, second)):
+        standard = "c99" if source is first else "c++17"
+        program = source.with_name(f"guide_{source.suffix[1:]}")
+        run([*compiler, f"-std={standard}", *STRICT, *library.flags(source, program)])
+        assert ANSWERS["Who are you?"] in run([str(program)])
