@@ -2,7 +2,10 @@
  *
  *     dsv4::Engine engine("pocket-v4");
  *     dsv4::Session session(engine);
- *     session.reply({{"user", "Who are you?"}}, [](const dsv4::Event &event) { std::cout << event.text; });
+ *     session.reply({{"user", "Who are you?"}}, [](const dsv4::Event &event) {
+ *         if (event.kind == DSV4_EVENT_TEXT)
+ *             std::cout << event.text;
+ *     });
  *
  * Objects can be moved and not copied. A session keeps its engine open, in whatever order they are destroyed. One
  * that was moved from is refused by the library (INVALID_ARGUMENT), like any dead handle.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
-from capi.programs import GCC
+from capi.programs import GCC, ROOT
 
 from edgedsv4.capi import build
 from edgedsv4.capi.build import BuildError, BuildOptions
@@ -107,3 +109,28 @@ def test_a_prefix_may_have_an_awkward_name(tmp_path: Path) -> None:
     folder.mkdir()
     library = build.build(options(folder))
     assert library.is_file()
+
+
+def test_an_installed_package_builds_the_library(tmp_path: Path) -> None:
+    # What an installation copies; the compiled part comes from here.
+    packages = tmp_path / "packages"
+    setup = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(packages)]
+    subprocess.run(setup, cwd=ROOT, check=True, capture_output=True)
+    for library in (ROOT / "edgedsv4/capi").glob("_entry*.so"):
+        shutil.copy(library, packages / "edgedsv4/capi")
+    assert not (packages / "include").exists()
+    installed = packages / "edgedsv4/capi"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    site = tmp_path / "env/lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    own = "".join(f"{path}\n" for path in sys.path if path.endswith("site-packages"))
+    (site / "own.pth").write_text(f"{packages}\n{own}", encoding="utf-8")
+    command = [tmp_path / "env/bin/python", "-m", "edgedsv4.capi.build", "--out", tmp_path / "out"]
+    environment = {"PATH": os.defpath}
+    done = subprocess.run(
+        command, cwd=site, capture_output=True, text=True, check=False, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("dsv4.h", "dsv4.hpp"):
+        assert (tmp_path / "out/include" / name).read_bytes() == (
+            installed / "include" / name
+        ).read_bytes()
