@@ -72,7 +72,17 @@ def test_inspect_and_plan_count_the_draft_block_of_the_shipped_model() -> None:
 
 
 def test_chat_works_over_a_pipe() -> None:
-    out = output("chat", "random-tiny", "-n", "5", "--think", "none", stdin=b"Hi\n/stats\n/exit\n")
+    out = output(
+        "chat",
+        "random-tiny",
+        "-n",
+        "5",
+        "--think",
+        "none",
+        "--temp",
+        "0",
+        stdin=b"Hi\n/stats\n/exit\n",
+    )
     assert "prompt" in out
     assert "\x1b" not in out
 
