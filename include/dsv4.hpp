@@ -323,8 +323,9 @@ public:
     {
         detail::WatchedCall watched(call);
         dsv4_engine *made = nullptr;
-        watched.finish(dsv4_engine_open(path.c_str(), &options, watched.get(), &made));
+        int32_t status = dsv4_engine_open(path.c_str(), &options, watched.get(), &made);
         handle_.reset(made, dsv4_engine_close);
+        watched.finish(status);
     }
 
     Engine(Engine &&) noexcept = default;

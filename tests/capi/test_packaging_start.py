@@ -204,6 +204,24 @@ def test_a_library_for_a_python_that_was_removed(tmp_path: Path) -> None:
     assert re.search(rf"DSV4_ERR_INIT: .*{python}: No such file", done.stderr)
 
 
+FAKE_LIBPYTHON = """
+const char *Py_GetVersion(void) { return "3.0.0 (another)"; }
+int Py_IsInitialized(void) { return 0; }
+long _Py_NoneStruct[8];
+"""
+
+
+def test_a_libpython_of_another_version(library: Library, tmp_path: Path) -> None:
+    (tmp_path / "fake.c").write_text(FAKE_LIBPYTHON, encoding="utf-8")
+    name = str(sysconfig.get_config_var("INSTSONAME"))
+    target = tmp_path / name
+    run([*GCC, "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(target), f"{tmp_path}/fake.c"])
+    environment = {"LD_LIBRARY_PATH": str(tmp_path)}
+    facts = Results(start(library, "init", "", environment=environment)).facts
+    assert facts["first"] == facts["later"]
+    assert f"expected {sys.version.split()[0]}, found: 3.0.0 (another)" in facts["first"]
+
+
 # Programs that run Python already
 
 
