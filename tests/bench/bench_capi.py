@@ -30,7 +30,7 @@ from edgedsv4.runtime.stats import SessionTotals, StepStats
 FOLDER = Path(__file__).parent
 MODEL = "pocket-v4"
 SCRIPTED = 20_000
-SAMPLED = 64
+SAMPLED = 200
 PYTHON = f"""
 from edgedsv4 import Engine, Message
 steps = Engine.open({MODEL!r}).new_session().reply([Message("user", "Hi")])
@@ -145,8 +145,8 @@ def sampled(interface: Interface, engine: Engine, turns: int) -> tuple[float, fl
             own.sync(prompt)
             return harness.once(work)
 
-        # Short runs, many times: neighbours on the machine disturb some of them only.
-        rounds = range(8 * turns + 1)
+        # Neighbours on the machine disturb some of many runs only.
+        rounds = range(3 * turns + 1)
         times = [(timed(tokens_of_python), timed(tokens_of_c)) for _ in rounds][1:]
         session.SESSIONS.remove(handle)
     return SAMPLED / min(t for t, _ in times), SAMPLED / min(t for _, t in times)
