@@ -7,12 +7,16 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static const char *model, *folder;
 static dsv4_engine *engine;
 static dsv4_session *session;
 static const int32_t ids[4] = {10, 20, 30, 40};
+
+/* Declared by unistd.h for programs that ask for more than POSIX. */
+extern long syscall(long number, ...);
 
 /* The disk is full from now on: the program's own `write` stands before that of the C library. */
 static int is_disk_full;
@@ -23,9 +27,7 @@ ssize_t write(int file, const void *data, size_t size)
         errno = ENOSPC;
         return -1;
     }
-    /* The same system call by another name. */
-    extern ssize_t __write(int, const void *, size_t);
-    return __write(file, data, size);
+    return (ssize_t)syscall(SYS_write, file, data, size);
 }
 
 static const char *in_folder(const char *name)
@@ -145,6 +147,15 @@ static void sampler(void)
     MUST(dsv4_sampler_new(NULL, 8, &chosen));
     EXPECT("NUMERIC.logits", dsv4_sampler_sample(chosen, logits, 8, &token), DSV4_ERR_NUMERIC);
     CHECK("NUMERIC.text", error_has("token 2 is nan"));
+    logits[2] = INFINITY;
+    EXPECT("NUMERIC.infinity", dsv4_sampler_sample(chosen, logits, 8, &token), DSV4_ERR_NUMERIC);
+    for (int at = 0; at < 8; at++)
+        logits[at] = -INFINITY;
+    EXPECT("NUMERIC.nothing_left", dsv4_sampler_sample(chosen, logits, 8, &token), DSV4_ERR_NUMERIC);
+    EXPECT("INVALID_ARGUMENT.vocabulary", dsv4_sampler_sample(chosen, logits, 7, &token), DSV4_ERR_INVALID_ARGUMENT);
+    EXPECT("INVALID_ARGUMENT.accepted_id", dsv4_sampler_accept(chosen, &(int32_t){8}, 1), DSV4_ERR_INVALID_ARGUMENT);
+    EXPECT("INVALID_ARGUMENT.observed_id", dsv4_sampler_observe(chosen, &(int32_t){-1}, 1),
+           DSV4_ERR_INVALID_ARGUMENT);
     MUST(dsv4_sampler_save(chosen, state, sizeof state, &size));
     EXPECT("TRUNCATED.sampler", dsv4_sampler_restore(state, size - 1, &other), DSV4_ERR_TRUNCATED);
     EXPECT("TRUNCATED.sampler_head", dsv4_sampler_restore(state, 9, &other), DSV4_ERR_TRUNCATED);
