@@ -6,7 +6,12 @@ and whether the value will do is said by `SamplingOptions` itself.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import textwrap
+from functools import cache
+from itertools import pairwise
 from typing import Final
 
 from edgedsv4 import ConfigError, SamplingOptions
@@ -24,8 +29,21 @@ def option_text(sampling: SamplingOptions, key: str) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):
-        return ", ".join(f"{token_id}={bias:g}" for token_id, bias in value.items())
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        return ", ".join(f"{token_id}={_number(bias)}" for token_id, bias in value.items())
+    return _number(value)
+
+
+@cache
+def option_help(key: str) -> str:
+    """What an option does and its range: the text under its field in `SamplingOptions`."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(SamplingOptions)))
+    texts: dict[str, str] = {}
+    for field, text in pairwise(
+        tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else ()
+    ):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            texts[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(text.value)).split())
+    return texts[key]
 
 
 def option_value(key: str, text: str) -> object:
@@ -57,6 +75,12 @@ def with_option(sampling: SamplingOptions, key: str, text: str) -> SamplingOptio
     """
     changed = SamplingOptions(**{key: option_value(key, text)})  # type: ignore[arg-type]  # checked
     return dataclasses.replace(sampling, **{key: getattr(changed, key)})
+
+
+def _number(value: float) -> str:
+    """A number with as few digits as give it back."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def _whole(key: str, text: str) -> int:
