@@ -225,6 +225,14 @@ class ScriptedModel(ChatModel):
                 "kv_used": self.length * self.kv_bytes_per_token,
                 "budget": 22_075_158_528,
             },
+            "session": {
+                "length": self.length,
+                "capacity": self.facts.context,
+                "turn_checkpoints": 4,
+                "evaluated": self.length,
+                "rebuilt": 0,
+                "generated": 12,
+            },
         }
 
     def close(self) -> None:
