@@ -65,6 +65,8 @@ def test_whole_number_is_a_number(path: Path) -> None:
         ("context = -1", r"context must be 0..2\^24, found -1"),
         ("paste_lines = 0", "paste_lines must be 1 or more, found 0"),
         ('profile = "fast"', "profile must be one of default, exact, found 'fast'"),
+        ('think = "hgh"', "think must be none, minimal, .* or 1..100, found 'hgh'"),
+        ('think = "101"', "think must be none, minimal, .* or 1..100, found '101'"),
         ('model = ""', "model must be a path or a name"),
         ("temperature = nan", "temperature must be 0..100, found nan"),
         ("snapshot_gigabytes = nan", r"snapshot_gigabytes must be 0..2\^20, found nan"),

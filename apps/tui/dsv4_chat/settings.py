@@ -13,6 +13,7 @@ from typing import Final, Literal
 from edgedsv4 import ConfigError, EngineOptions, SamplingOptions
 
 SnapshotPolicy = Literal["auto", "off"]
+_MODES: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")
 _CHOICES: Final = {
     "profile": ("default", "exact"),
     "backend": ("auto", "native", "reference", "triton"),
@@ -99,6 +100,10 @@ class Settings:
                     f"{key} must be one of {', '.join(choices)}, found {value!r}", name=key
                 )
         self._check_numbers()
+        thinking = self.thinking
+        if thinking not in _MODES and not (isinstance(thinking, int) and 1 <= thinking <= 100):
+            expected = f"{', '.join(_MODES)} or 1..100"
+            raise ConfigError(f"think must be {expected}, found {self.think!r}", name="think")
         if not self.model:
             raise ConfigError("model must be a path or a name, found ''", name="model")
         self.engine_options()
