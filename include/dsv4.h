@@ -32,8 +32,8 @@
  *
  * The library keeps a Python interpreter of its own. Its first function starts it (dsv4_init); it stays until
  * the process ends, so the library cannot be unloaded, and a child made by fork() must not use it. It reads no
- * environment variable, installs no signal handler and prints nothing. A program that already runs Python
- * imports the package `edgedsv4` instead.
+ * environment variable, installs no signal handler and prints nothing. At exit nothing has to be closed; functions
+ * then give DSV4_ERR_INIT. A program that already runs Python imports the package `edgedsv4` instead.
  */
 #ifndef DSV4_H
 #define DSV4_H
