@@ -83,10 +83,12 @@ class Conversation:
     _children: dict[int | None, list[int]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
+    _last_id: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         for node in self.nodes.values():
             self._children.setdefault(node.parent, []).append(node.id)
+        self._last_id = max(self.nodes, default=0)
         if not self.created:
             self.created = self.clock()
         self.updated = self.updated or self.created
@@ -224,7 +226,7 @@ class Conversation:
 
     def _add(self, parent: int | None, role: NodeRole, content: str) -> Node:
         self.touch()
-        node_id = max(self.nodes, default=0) + 1
+        node_id = self._last_id = self._last_id + 1
         node = Node(id=node_id, parent=parent, role=role, content=content, created=self.updated)
         self.nodes[node_id] = node
         self._children.setdefault(parent, []).append(node_id)
