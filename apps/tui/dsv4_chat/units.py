@@ -7,13 +7,12 @@ _STEPS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def bytes_text(count: float) -> str:
     """Bytes with the unit that leaves one to four digits: `512 B`, `1.9 MiB`, `284 GiB`."""
-    value = float(count)
-    for unit in _STEPS:
-        if abs(value) < 1024 or unit == _STEPS[-1]:
-            break
-        value /= 1024
-    digits = 1 if unit != "B" and abs(value) < 100 else 0
-    return f"{value:.{digits}f} {unit}"
+    value, step = float(count), 0
+    # Compared as it will be shown, so that nothing reads `1024 KiB`.
+    while round(abs(value)) >= 1024 and step < len(_STEPS) - 1:
+        value, step = value / 1024, step + 1
+    digits = 1 if step and round(abs(value), 1) < 100 else 0
+    return f"{value:.{digits}f} {_STEPS[step]}"
 
 
 def speed_text(bytes_per_second: float) -> str:
@@ -23,7 +22,7 @@ def speed_text(bytes_per_second: float) -> str:
 
 def seconds_text(seconds: float) -> str:
     """A duration: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 10 min`."""
-    if seconds < 10:
+    if round(seconds, 1) < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
