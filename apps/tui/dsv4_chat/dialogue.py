@@ -295,6 +295,7 @@ class Dialogue:
             turn = self._view.transcript.turn_of(node.id)
             if turn is not None:
                 await turn.catch_up(run.thinking_tokens)
+                await self._view.painted()
 
         try:
             outcome = await run.run(asked, show)

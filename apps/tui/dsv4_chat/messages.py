@@ -95,11 +95,3 @@ class VersionWanted(Message):
         self.node_id = node_id
         self.step = step
         super().__init__()
-
-
-class LinkWanted(Message):
-    """A link of an answer was chosen; it is copied, never opened."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        super().__init__()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dsv4_chat.conversation import Conversation, Node
     from dsv4_chat.model_thread import ModelThread
 
-FRAME_SECONDS: Final = 1 / 30
+FRAME_SECONDS: Final = 1 / 20
 """Pause between two updates of the screen."""
 DRAWING_SHARE: Final = 2.0
 """After an update that took long, the pause is this many times as long, for the keys."""
@@ -75,7 +75,7 @@ class ReplyRun:
         self._model.cancel()
 
     async def run(self, question: Question, show: Callable[[], Awaitable[None]]) -> ReplyOutcome:
-        """Ask, and call `show` whenever the node has grown.
+        """Ask, and call `show` whenever the node has grown; it returns when that is on the screen.
 
         Raises:
             Dsv4Error: the reply failed; what came before has been shown.

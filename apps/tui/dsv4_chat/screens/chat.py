@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from dsv4_chat.conversation import Node
     from dsv4_chat.messages import (
         CardChosen,
-        LinkWanted,
         ModelOpened,
         OpeningAdvanced,
         OpeningFailed,
@@ -70,22 +69,20 @@ class ChatScreen(Screen[None]):
     AUTO_FOCUS = "#prompt"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Stop the reply; close a list; back to the prompt"),
-        Binding(
-            "ctrl+c", "interrupt", "Stop the reply; clear the prompt; twice: quit", priority=True
-        ),
-        Binding("ctrl+r", "regenerate", "Another answer to the last question", priority=True),
-        Binding("ctrl+e", "edit", "Edit the last question, or the focused one", priority=True),
-        Binding("ctrl+n", "new", "New chat", priority=True),
-        Binding("ctrl+o", "conversations", "Saved conversations", priority=True),
-        Binding("ctrl+f", "fork", "Go on in a copy, up to the focused turn", priority=True),
-        Binding("ctrl+y", "copy_answer", "Copy the last answer", priority=True),
-        Binding("ctrl+b", "copy_code", "Copy a code block; again for the next", priority=True),
-        Binding("ctrl+t", "thinking", "Next thinking mode", priority=True),
-        Binding("ctrl+p", "sampling", "Sampling and system message", priority=True),
-        Binding("ctrl+x", "editor", "Write the prompt in $EDITOR", priority=True),
-        Binding("ctrl+l", "attach", "Attach a text file", priority=True),
-        Binding("f1,ctrl+g", "help", "This help", priority=True),
-        Binding("f2", "details", "Engine, memory, kernels", priority=True),
+        Binding("ctrl+c", "interrupt", "Stop the reply; clear the prompt; twice: quit"),
+        Binding("ctrl+r", "regenerate", "Another answer to the last question"),
+        Binding("ctrl+e", "edit", "Edit the last question, or the focused one"),
+        Binding("ctrl+n", "new", "New chat"),
+        Binding("ctrl+o", "conversations", "Saved conversations"),
+        Binding("ctrl+f", "fork", "Go on in a copy, up to the focused turn"),
+        Binding("ctrl+y", "copy_answer", "Copy the last answer"),
+        Binding("ctrl+b", "copy_code", "Copy a code block; again for the next"),
+        Binding("ctrl+t", "thinking", "Next thinking mode"),
+        Binding("ctrl+p", "sampling", "Sampling and system message"),
+        Binding("ctrl+x", "editor", "Write the prompt in $EDITOR"),
+        Binding("ctrl+l", "attach", "Attach a text file"),
+        Binding("f1,ctrl+g", "help", "This help"),
+        Binding("f2", "details", "Engine, memory, kernels"),
         Binding("pageup", "page(-1)", "Scroll up"),
         Binding("pagedown", "page(1)", "Scroll down"),
         Binding("ctrl+home", "edge(-1)", "First turn"),
@@ -182,6 +179,12 @@ class ChatScreen(Screen[None]):
         severity = "error" if is_error else "information"
         self.notify(drawable(text), severity=severity, markup=False)  # type: ignore[arg-type]  # a literal
 
+    async def painted(self) -> None:
+        """Wait until what has changed is on the screen."""
+        painted = asyncio.Event()
+        if self.call_after_refresh(painted.set):
+            await painted.wait()
+
     async def stop_and_wait(self, *, seconds: float) -> None:
         """End the reply, waiting for it at most this long."""
         try:
@@ -264,10 +267,6 @@ class ChatScreen(Screen[None]):
     def on_version_wanted(self, event: VersionWanted) -> None:
         """Show another version of a turn."""
         self.dialogue.perform(self.dialogue.show_version(event.node_id, event.step))
-
-    def on_link_wanted(self, event: LinkWanted) -> None:
-        """Copy an address."""
-        self.copy(event.address, "the address")
 
     def on_key(self, event: events.Key) -> None:
         """A letter typed anywhere goes to the prompt."""

@@ -52,7 +52,11 @@ def _row(completion: Completion) -> str:
     return drawable(f"{completion.label:<24} {completion.help}".rstrip())
 
 
-class PromptInput(TextArea):
+_TAKEN = frozenset(("ctrl+c", "ctrl+e", "ctrl+f", "ctrl+x", "ctrl+y", "pageup", "pagedown"))
+"""Keys of the text area that mean something else in the chat."""
+
+
+class PromptInput(TextArea, inherit_bindings=False):
     """The prompt line.
 
     Args:
@@ -61,14 +65,18 @@ class PromptInput(TextArea):
         completions: the list that shows ways to go on.
     """
 
+    # None of them has priority: such keys are handled before letters that were typed just before.
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "Send", show=False, priority=True),
-        Binding("shift+enter,ctrl+j,alt+enter", "newline", "New line", show=False, priority=True),
-        Binding("tab", "take_completion", "Complete", show=False, priority=True),
-        Binding("pageup", "screen.page(-1)", "Up", show=False, priority=True),
-        Binding("pagedown", "screen.page(1)", "Down", show=False, priority=True),
-        Binding("ctrl+home", "screen.edge(-1)", "Start", show=False, priority=True),
-        Binding("ctrl+end", "screen.edge(1)", "End", show=False, priority=True),
+        Binding("enter", "submit", "Send", show=False),
+        Binding("shift+enter,ctrl+j,alt+enter", "newline", "New line", show=False),
+        Binding("up", "cursor_up", "Line above; earlier prompt", show=False),
+        Binding("down", "cursor_down", "Line below; later prompt", show=False),
+        Binding("tab", "take_completion", "Complete a command", show=False),
+        *(
+            Binding(binding.key, binding.action, "", show=False)
+            for binding in Binding.make_bindings(TextArea.BINDINGS)
+            if binding.key not in _TAKEN | {"up", "down"}
+        ),
     ]
 
     def __init__(self, pastes: Pastes, history: PromptHistory, completions: CompletionList) -> None:
@@ -154,6 +162,13 @@ class PromptInput(TextArea):
             super().action_cursor_down(select)
         elif (text := self._history.newer()) is not None:
             self._recall(text)
+
+    async def on_key(self, event: events.Key) -> None:
+        """Enter is a key of ours and no text."""
+        if event.key == "enter":
+            event.prevent_default()
+            event.stop()
+            self.action_submit()
 
     async def on_paste(self, event: events.Paste) -> None:
         """A long paste becomes a placeholder."""

@@ -20,7 +20,7 @@ from textual.widgets import Static
 
 from dsv4_chat.messages import VersionWanted
 from dsv4_chat.plain_text import drawable
-from dsv4_chat.widgets.answer_markdown import AnswerMarkdown
+from dsv4_chat.widgets.answer_text import AnswerText, ThinkingText
 
 if TYPE_CHECKING:
     from dsv4_chat.conversation import Node
@@ -42,10 +42,9 @@ class Thinking(Vertical):
 
     def __init__(self, text: str, tokens: int, *, is_open: bool) -> None:
         super().__init__(classes="thinking")
-        self.text = text
         self.tokens = tokens
         self._head = Static(classes="thinking-head", markup=False)
-        self._body = Static(drawable(text.strip()), classes="thinking-body", markup=False)
+        self._body = ThinkingText(text, classes="thinking-body")
         self._body.display = self.is_open = is_open
 
     def compose(self) -> ComposeResult:
@@ -59,17 +58,13 @@ class Thinking(Vertical):
 
     def grow(self, text: str, tokens: int) -> None:
         """More was thought."""
-        self.text += text
         self.tokens = tokens
         self._show_head()
-        if self.is_open:
-            self._body.update(drawable(self.text.strip()))
+        self._body.grow(text)
 
     def toggle(self) -> None:
         """Fold or unfold."""
         self.is_open = not self.is_open
-        if self.is_open:
-            self._body.update(drawable(self.text.strip()))
         self._body.display = self.is_open
         self._show_head()
 
@@ -128,7 +123,7 @@ class Turn(Vertical, can_focus=True):
         self._version = version
         self._show_thinking = show_thinking
         self._thinking: Thinking | None = None
-        self._answer: AnswerMarkdown | None = None
+        self._answer: AnswerText | None = None
         self._foot = Static(classes="turn-foot", markup=False)
         self._is_folded = node.role == "user" and node.content.count("\n") >= SHOWN_LINES
         self._question = Static(self._question_text(), classes="question", markup=False)
@@ -148,7 +143,7 @@ class Turn(Vertical, can_focus=True):
             if node.reasoning:
                 yield self._new_thinking(node.reasoning, self._thinking_tokens())
             if node.content.strip():
-                self._answer = AnswerMarkdown(node.content)
+                self._answer = AnswerText(node.content.lstrip("\n"))
                 yield self._answer
             for call in node.tool_calls:
                 yield ToolCard(call.name, call.arguments)
@@ -173,11 +168,10 @@ class Turn(Vertical, can_focus=True):
             if self._thinking is not None:
                 self._thinking.grow(thought, thinking_tokens)
         if self._answer is not None:
-            await self._answer.grow(said)
+            self._answer.grow(said)
         elif node.content.strip():
-            self._answer = AnswerMarkdown()
+            self._answer = AnswerText(node.content.lstrip("\n"))
             await self.mount(self._answer, before=self._place)
-            await self._answer.grow(node.content[: self._said].lstrip("\n"))
         for call in calls:
             await self.mount(ToolCard(call.name, call.arguments), before=self._foot)
 
