@@ -11,7 +11,6 @@ from edgedsv4 import ConfigError, Sampler, SamplingOptions
 from edgedsv4.capi.bridge import exported, ffi
 from edgedsv4.capi.exclusive import Exclusive
 from edgedsv4.capi.handles import HandleTable
-from edgedsv4.capi.sampler_bytes import restored_sampler, saved_sampler
 from edgedsv4.capi.values import (
     bytes_of,
     checked_size,
@@ -144,14 +143,14 @@ def dsv4_sampler_save(sampler: Any, buffer: Any, capacity: int, size: Any) -> in
     """`Sampler.state` as bytes."""
     own = sampler_of(sampler)
     with own.user.taken():
-        return put_bytes(saved_sampler(own.sampler), buffer, capacity, size)
+        return put_bytes(own.sampler.to_bytes(), buffer, capacity, size)
 
 
 @exported
 def dsv4_sampler_restore(state: Any, size: int, out: Any) -> int:
     """`Sampler.from_state`."""
     required(out, "out")[0] = ffi.NULL
-    return _add(restored_sampler(bytes_of(state, size, "state")), out)
+    return _add(Sampler.from_bytes(bytes_of(state, size, "state")), out)
 
 
 @exported

@@ -47,7 +47,9 @@ def decode_sampler(data: bytes | bytearray | memoryview) -> dict[str, Any]:
         )
     head, digest = whole[:-_DIGEST_BYTES], whole[-_DIGEST_BYTES:]
     if hashlib.sha256(head).digest() != digest:
-        raise SnapshotError("the sampler's state was changed", fault="checksum")
+        raise SnapshotError(
+            "the sampler's state was changed: it does not have its checksum", fault="checksum"
+        )
     try:
         return parse_json_object(head[_FIXED.size :])
     except ValueError as error:
