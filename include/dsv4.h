@@ -24,11 +24,13 @@
  * Structs. The caller sets struct_size to sizeof of the struct it compiled (the `_init` functions do it). A
  *   smaller one comes from an older header: members it lacks take their defaults, or are not written. A
  *   larger one must be zero behind what this library knows. Otherwise DSV4_ERR_ABI.
- * Text is UTF-8 with a length, never cut inside a character. Paths are NUL-terminated bytes.
+ * Text is UTF-8 with a length, never cut inside a character. Paths are NUL-terminated bytes. No text and no
+ *   array may have more than 2^31-1 bytes or elements.
  * Arrays and text of unknown length use two calls: with a NULL buffer and capacity 0 the needed length is
  *   stored and nothing else; with a buffer that is too small, DSV4_ERR_BUFFER and the needed length.
  * Callbacks run on the thread that made the call, and only during it. They may call the library, but not
- *   with the session they report on. They must not longjmp or throw through it.
+ *   with the session or parser they report on (BUSY; of a session, facts and tokens can be asked for). They
+ *   must return: no longjmp, exception or pthread_exit.
  *
  * The library keeps a Python interpreter of its own. Its first function starts it (dsv4_init); it stays until
  * the process ends, so the library cannot be unloaded, and a child made by fork() must not use it. It reads no
@@ -192,8 +194,10 @@ int32_t dsv4_cancel_free(dsv4_cancel *cancel);
 
 /* ---- Log and devices ---- */
 
-/* Send log lines of at least `level` to `log`, from whatever thread they come; NULL ends it. Prompts and
- * replies are never logged. */
+/* Send log lines of at least `level` (0: all) to `log`, one at a time, from whatever thread they come; NULL ends
+ * it. There are warnings and errors; prompts and replies are never logged. The function waits for a line that
+ * another thread is handing out, and the callback set before is never called again once it has returned.
+ * Errors: INVALID_ARGUMENT (a negative level). */
 int32_t dsv4_set_log(dsv4_log_fn log, void *user, int32_t level);
 
 /* The devices that dsv4_engine_options.device can name here, as a JSON array of objects with "name", "kind",
@@ -455,7 +459,8 @@ typedef struct dsv4_sync_report {
  * Errors: INVALID_ARGUMENT (beyond the model), OUT_OF_MEMORY, DEVICE_MEMORY; nothing was allocated. */
 int32_t dsv4_session_new(dsv4_engine *engine, int32_t context, dsv4_session **out);
 
-/* Give its memory back. Errors: BUSY while another thread is inside a call; the session stays. */
+/* Give its memory back. Errors: BUSY while a call works with it, which may be the one whose callback this is;
+ * the session stays. */
 int32_t dsv4_session_free(dsv4_session *session);
 
 /* Make the timeline equal to a whole token list: the common prefix is kept and the rest evaluated, so that a

@@ -23,6 +23,7 @@ from edgedsv4 import (
     ConfigError,
     ContextFullError,
     DeviceLostError,
+    Dsv4Error,
     ExpertReadError,
     FormatError,
     NumericError,
@@ -103,6 +104,9 @@ def status_of(error: BaseException) -> int:
     if type(error).__name__ == "OutOfMemoryError":
         # torch's, which is not imported here for its name alone.
         return int(lib.DSV4_ERR_DEVICE_MEMORY)
+    if type(error) is Dsv4Error:
+        # An engine or a session that another thread closed after its handle had been looked up.
+        return int(lib.DSV4_ERR_INVALID_ARGUMENT)
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             return int(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from edgedsv4.capi.exclusive import Exclusive
 from edgedsv4.capi.handles import HandleTable
 from edgedsv4.capi.model import engine_of
 from edgedsv4.capi.values import (
+    bounded,
     checked_size,
     put_text,
     put_tokens,
@@ -49,6 +51,8 @@ _DEFAULTS.struct_size = ffi.sizeof(_OPTIONS)
 _DEFAULTS.thinking = word(str(PromptOptions().thinking))
 _DEFAULTS.keep_thinking = not PromptOptions().drop_thinking
 _MOST_MESSAGES = 1 << 20
+_MOST_CALLS = 1 << 16
+_SMALL_NUMBER = re.compile("[0-9]{1,4}")
 
 
 class EventSink:
@@ -114,7 +118,7 @@ def _message(entry: Any, name: str) -> Message:
     calls = []
     if entry.tool_call_count:
         required(entry.tool_calls, f"{name}.tool_calls")
-    for place in range(entry.tool_call_count):
+    for place in range(bounded(entry.tool_call_count, f"{name}.tool_call_count", _MOST_CALLS)):
         call = entry.tool_calls[place]
         texts = [
             text_of(getattr(call, part), f"{name}.tool_calls[{place}].{part}")
@@ -142,7 +146,7 @@ def prompt_options_of(pointer: Any) -> PromptOptions:
     struct = read_struct(pointer, _OPTIONS, _DEFAULTS)
     thinking = word_of(struct.thinking, "thinking")
     options = PromptOptions(
-        thinking=int(thinking) if thinking.isdecimal() else thinking,
+        thinking=int(thinking) if _SMALL_NUMBER.fullmatch(thinking) else thinking,
         drop_thinking=not struct.keep_thinking,
     )
     tools = _json_of(struct.tools_json, "tools_json", list)

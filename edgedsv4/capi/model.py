@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from edgedsv4 import (
     CancelledError,
+    ConfigError,
     Engine,
     EngineOptions,
     NumericError,
@@ -88,8 +90,17 @@ class _LogHandler(logging.Handler):
         super().__init__(level)
         self._callback = callback
         self._user = user
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Call no more; a line that another thread is handing out is waited for."""
+        with self.lock or nullcontext():
+            self._has_ended = True
 
     def emit(self, record: logging.LogRecord) -> None:
+        # One line at a time: this runs under the lock of the handler.
+        if self._has_ended:
+            return
         text = ffi.new("char[]", self.format(record).encode("utf-8", "replace"))
         lib.entry_log(self._callback, self._user, record.levelno, text)
 
@@ -107,13 +118,19 @@ def silence_logs() -> None:
 @exported
 def dsv4_set_log(log: Any, user: Any, level: int) -> int:
     """Replace the log callback."""
-    while _log_handlers:
-        _root.removeHandler(_log_handlers.pop())
+    if log and level < 0:
+        raise ConfigError(f"level must not be negative, found {level}", name="level")
+    with suppress(IndexError):
+        while True:
+            handler = _log_handlers.pop()
+            _root.removeHandler(handler)
+            handler.end()
     if log:
         handler = _LogHandler(log, user, level)
         _log_handlers.append(handler)
         _root.addHandler(handler)
-        _root.setLevel(level)
+        # 0 would be the level of Python's own root.
+        _root.setLevel(max(1, level))
     return 0
 
 

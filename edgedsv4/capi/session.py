@@ -9,14 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgedsv4 import CancelledError, DoneEvent, Session, ToolCallEvent, top_logprobs
+from edgedsv4 import (
+    CancelledError,
+    ContextFullError,
+    DoneEvent,
+    Session,
+    ToolCallEvent,
+    top_logprobs,
+)
 from edgedsv4.capi.bridge import exported, ffi, lib
 from edgedsv4.capi.calls import Call
 from edgedsv4.capi.chat import EventSink, chat_of, messages_of, prompt_options_of
+from edgedsv4.capi.exclusive import Exclusive
 from edgedsv4.capi.handles import HandleTable
 from edgedsv4.capi.model import engine_of
 from edgedsv4.capi.sampling import sampler_of, sampling_options_of
 from edgedsv4.capi.values import (
+    bounded,
     checked_size,
     put_floats,
     put_tokens,
@@ -44,6 +53,8 @@ class _OwnSession:
     def __init__(self, session: Session, tokenizer: Tokenizer | None) -> None:
         self.session = session
         self.tokenizer = tokenizer
+        self.user = Exclusive("the session")
+        """Taken while callbacks run between the steps of an iterator, where it could be closed."""
 
 
 def session_of(handle: Any) -> Session:
@@ -53,6 +64,14 @@ def session_of(handle: Any) -> Session:
 
 def _own(handle: Any) -> _OwnSession:
     return SESSIONS.get(int(ffi.cast("uintptr_t", handle)))
+
+
+def _new_tokens(session: Session, tokens: Any, count: int) -> list[int]:
+    """Tokens for the timeline; an array that it cannot hold is not read, for it may not be one."""
+    usage = session.usage()
+    if usage is not None and count > usage[1]:
+        raise ContextFullError(bounded(count, "count"), usage[1])
+    return tokens_of(tokens, count)
 
 
 def _checked_report(report: Any, kind: str) -> None:
@@ -87,7 +106,9 @@ def dsv4_session_new(engine: Any, context: int, out: Any) -> int:
 def dsv4_session_free(session: Any) -> int:
     """`Session.close`."""
     if session:
-        session_of(session).close()
+        own = _own(session)
+        with own.user.taken():
+            own.session.close()
         SESSIONS.remove(int(ffi.cast("uintptr_t", session)))
     return 0
 
@@ -98,7 +119,7 @@ def dsv4_session_sync(session: Any, tokens: Any, count: int, call: Any, report: 
     own, watched = session_of(session), Call(call)
     _checked_report(report, "dsv4_sync_report")
     with watched.on(own):
-        done = own.sync(tokens_of(tokens, count), on_progress=watched.progress("prefill"))
+        done = own.sync(_new_tokens(own, tokens, count), on_progress=watched.progress("prefill"))
     _write_report(done, report)
     return 0
 
@@ -108,7 +129,7 @@ def dsv4_session_eval(session: Any, tokens: Any, count: int, call: Any) -> int:
     """`Session.evaluate`."""
     own, watched = session_of(session), Call(call)
     with watched.on(own):
-        own.evaluate(tokens_of(tokens, count), on_progress=watched.progress("prefill"))
+        own.evaluate(_new_tokens(own, tokens, count), on_progress=watched.progress("prefill"))
     return 0
 
 
@@ -173,7 +194,7 @@ def dsv4_session_top_logprobs(session: Any, count: int, tokens: Any, logprobs: A
 def dsv4_session_score(session: Any, tokens: Any, count: int, call: Any, nll: Any) -> int:
     """`Session.score`."""
     own, watched = session_of(session), Call(call)
-    token_ids = tokens_of(tokens, count)
+    token_ids = _new_tokens(own, tokens, count)
     if count:
         required(nll, "nll")
     with watched.on(own):
@@ -237,7 +258,7 @@ def dsv4_session_generate(
     chosen = sampling_options_of(options)
     stops = frozenset(tokens_of(stop_tokens, stop_count, "stop_tokens"))
     tokens = own.session.generate(chosen, stop_ids=stops)
-    with outcome.written(), watched.on(own.session), closing(tokens):
+    with own.user.taken(), outcome.written(), watched.on(own.session), closing(tokens):
         outcome.struct.finish_reason = lib.DSV4_FINISH_CANCELLED
         before = own.session.totals.generated
         began = time.perf_counter()
@@ -284,7 +305,7 @@ def dsv4_session_reply(
     outcome, watched = _Outcome(result), Call(call)
     conversation = messages_of(messages, count), prompt_options_of(prompt)
     chosen = sampling_options_of(options)
-    _reply(session_of(session), conversation, chosen, watched, EventSink(event, user), outcome)
+    _reply(_own(session), conversation, chosen, watched, EventSink(event, user), outcome)
     return 0
 
 
@@ -303,23 +324,23 @@ def dsv4_session_reply_json(
     outcome, watched = _Outcome(result), Call(call)
     conversation = chat_of(chat, prompt_options_of(prompt))
     chosen = sampling_options_of(options)
-    _reply(session_of(session), conversation, chosen, watched, EventSink(event, user), outcome)
+    _reply(_own(session), conversation, chosen, watched, EventSink(event, user), outcome)
     return 0
 
 
 def _reply(
-    session: Session,
+    own: _OwnSession,
     conversation: tuple[list[Message], PromptOptions],
     options: SamplingOptions,
     watched: Call,
     sink: EventSink,
     outcome: _Outcome,
 ) -> None:
-    messages, prompt = conversation
+    session, (messages, prompt) = own.session, conversation
     steps = session.reply(messages, options, prompt=prompt, on_progress=watched.progress("prefill"))
     before = session.totals.generated
     has_stopped = False
-    with outcome.written(), watched.on(session), closing(steps):
+    with own.user.taken(), outcome.written(), watched.on(session), closing(steps):
         outcome.struct.finish_reason = lib.DSV4_FINISH_CANCELLED
         try:
             for step in steps:

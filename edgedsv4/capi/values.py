@@ -18,6 +18,8 @@ _ZSTR = (1 << 64) - 1
 _SMALLEST_STRUCT = 8
 _LARGEST_STRUCT = 1 << 16
 _MOST = 1 << 40
+# Of tokens and bytes of text: a length of 32 bits with the wrong sign is beyond it.
+_MOST_ITEMS = (1 << 31) - 1
 
 
 def required(pointer: Any, name: str) -> Any:
@@ -27,10 +29,10 @@ def required(pointer: Any, name: str) -> Any:
     return pointer
 
 
-def bounded(size: int, name: str) -> int:
+def bounded(size: int, name: str, most: int = _MOST) -> int:
     """A length that some memory could have; others come from a subtraction gone wrong."""
-    if size > _MOST:
-        raise ConfigError(f"{name} must be at most {_MOST:,}, found {size:,}", name=name)
+    if size > most:
+        raise ConfigError(f"{name} must be at most {most:,}, found {size:,}", name=name)
     return size
 
 
@@ -45,8 +47,10 @@ def text_of(text: Any, name: str) -> str:
             what = f"{name}.data must not be NULL when its size is {text.size}"
             raise ConfigError(what, name=name)
         return ""
-    data = ffi.string(text.data) if text.size == _ZSTR else bytes_of(text.data, text.size, name)
-    return decoded(data, name)
+    if text.size == _ZSTR:
+        return decoded(ffi.string(text.data), name)
+    size = bounded(text.size, f"{name}.size", _MOST_ITEMS)
+    return decoded(bytes_of(text.data, size, name), name)
 
 
 def bytes_of(pointer: Any, size: int, name: str) -> bytes:
@@ -81,7 +85,7 @@ def tokens_of(pointer: Any, count: int, name: str = "tokens") -> list[int]:
     """An array of token ids, which may be NULL when it is empty."""
     if not count:
         return []
-    return list(ffi.unpack(required(pointer, name), bounded(count, "count")))
+    return list(ffi.unpack(required(pointer, name), bounded(count, "count", _MOST_ITEMS)))
 
 
 def put_text(text: str, buffer: Any, capacity: int, size: Any) -> int:
@@ -146,6 +150,8 @@ def read_struct(pointer: Any, kind: str, defaults: Any) -> Any:
     copy = ffi.new(f"{kind} *", defaults[0])
     ffi.memmove(copy, pointer, min(size, known))
     copy.struct_size = known
+    if _has_reserved(kind) and copy.reserved:
+        raise ConfigError(f"reserved of {kind} must be 0, found {copy.reserved}", name="reserved")
     tail = ffi.buffer(ffi.cast("char *", pointer) + known, max(0, size - known))
     if any(tail[:]):
         raise AbiError(
@@ -183,6 +189,11 @@ def _member_ends(kind: str) -> frozenset[int]:
     starts = [field.offset for _, field in ctype.fields]
     ends = [field.offset + ffi.sizeof(field.type) for _, field in ctype.fields]
     return frozenset((*starts, *ends, ffi.sizeof(kind)))
+
+
+@functools.cache
+def _has_reserved(kind: str) -> bool:
+    return any(name == "reserved" for name, _ in ffi.typeof(kind).fields)
 
 
 _kept_words: dict[str, Any] = {}

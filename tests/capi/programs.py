@@ -21,7 +21,7 @@ POCKET = "pocket-v4"
 STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 GCC = ("gcc",)
 CLANG = (sys.executable, "-m", "ziglang", "cc")
-_CHECK = re.compile(r'\b(?:CHECK|EXPECT)\("([^"]+)"')
+_CHECK = re.compile(r'\b(?:CHECK|EXPECT|REFUSED|SANE)\("([^"]+)"')
 
 
 @dataclass
