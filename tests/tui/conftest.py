@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import pytest
 import stored_screens
 import textual.constants
-from textual.pilot import Pilot
-
-CompareScreen = Callable[[Pilot[object], str], Awaitable[None]]
+from stored_screens import CompareScreen
 
 
 @pytest.fixture(autouse=True)

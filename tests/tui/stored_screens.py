@@ -14,17 +14,21 @@ import difflib
 import html
 import os
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
+CompareScreen: TypeAlias = Callable[[Pilot[None], str], Awaitable[None]]
+"""Type of the fixture `compare_screen`."""
 FOLDER = Path(__file__).parent / "screens"
 DRAWN = Path(__file__).resolve().parents[2] / "build" / "screens"
 
 
-async def compare(pilot: Pilot[object], name: str) -> None:
+async def compare(pilot: Pilot[None], name: str) -> None:
     """Compare what is on the screen now with screens/NAME.svg."""
     await pilot.pause()
     await pilot.wait_for_scheduled_animations()
@@ -47,7 +51,7 @@ async def compare(pilot: Pilot[object], name: str) -> None:
         )
 
 
-def freeze_cursors(app: App[object]) -> None:
+def freeze_cursors(app: App[None]) -> None:
     """Stop the blinking, which would draw a picture that depends on the moment."""
     for widget in app.screen.query("Input, TextArea"):
         if isinstance(widget, Input | TextArea):

@@ -268,10 +268,10 @@ class ConversationsScreen(ModalScreen[str | None]):
         begin = "* " if summary.id == self._current else "  "
         title = _fitted(_title(summary), width - len(begin) - cell_len(end))
         line = Content(f"{begin}{title}{end}")
-        if summary.excerpt:
-            found = _fitted(" ".join(drawable(summary.excerpt).split()), width - 6)
-            line = Content(f"{line.plain}\n      {found}")
-        return line
+        found = " ".join(drawable(summary.excerpt).split())
+        if not found or found == _title(summary):
+            return line
+        return Content(f"{line.plain}\n      {_fitted(found, width - 6)}")
 
     def _marked(self) -> ConversationSummary | None:
         place = self.query_one(OptionList).highlighted
