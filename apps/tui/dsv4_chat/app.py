@@ -29,6 +29,8 @@ from dsv4_chat.themes import use_theme
 from edgedsv4 import ConfigError, Dsv4Error, StorageError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from dsv4_chat.chat_model import ChatModel, ModelFacts
     from dsv4_chat.screens.conversations import ConversationsScreen
     from dsv4_chat.settings import Settings
@@ -138,10 +140,16 @@ class ChatApp(App[None]):
             raise ConfigError("the model is not loaded yet")
         return await self.thread.submit(self.model.details)
 
-    async def save_state(self) -> None:
-        """Save what the model has evaluated of the conversation that is left."""
-        if self.facts is not None:
-            await self.thread.submit(lambda: self.keeper.save_state(self.model))
+    def save_state(self) -> asyncio.Future[None] | None:
+        """Save what the model has evaluated, before the conversation is left.
+
+        Returns:
+            What to await for the file; None when there is nothing to save.
+        """
+        owner = self.keeper.state_to_save()
+        if self.facts is None or owner is None:
+            return None
+        return self.thread.submit(lambda: self.keeper.save_state(self.model, owner))
 
     async def load_state(self, conversation_id: str) -> bool:
         """Give the model the saved state of a conversation; whether there is one."""
@@ -203,8 +211,10 @@ class ChatApp(App[None]):
         await self.chat.stop_and_wait(seconds=CLOSING_SECONDS)
         await self.keeper.save_options()
         if self.facts is not None:
-            self.notify("Saving the conversation; Ctrl+Q again leaves at once", timeout=60)
-            await self.save_state()
+            saved = self.save_state()
+            if saved is not None:
+                self.notify("Saving the conversation; Ctrl+Q again leaves at once", timeout=60)
+                await saved
             await self.thread.submit(self.model.close)
         else:
             self.model.cancel()

@@ -106,24 +106,31 @@ class ConversationKeeper:
         """The model was closed, and its state with it."""
         self._evaluated, self._is_state_saved = None, True
 
-    def save_state(self, model: ChatModel) -> bool:
-        """Save what the model has evaluated, if that is not saved; in the model's thread.
+    def state_to_save(self) -> str | None:
+        """Id of the conversation whose state the model has and no file holds; it counts as saved.
 
-        Returns:
-            Whether a file was written that is kept.
+        Asked before a conversation is left: `save_state` runs later, when it is not current.
         """
-        store, owner = self.store, self._evaluated
-        if store is None or owner is None or self._is_state_saved or not self._keeps_states:
-            return False
+        if self.store is None or self._is_state_saved or not self._keeps_states:
+            return None
+        self._is_state_saved = True
+        return self._evaluated
+
+    def save_state(self, model: ChatModel, owner: str) -> None:
+        """Save what the model has evaluated of a conversation; in the model's thread.
+
+        Without it the conversation is evaluated again, so a failure is only noted.
+        """
+        store = self.store
+        if store is None:
+            return
         try:
             model.save_state(store.snapshot_path(owner))
-            self._is_state_saved = True
-            return store.snapshot_saved(owner)
+            store.snapshot_saved(owner)
         except CancelledError:
-            return False
+            logger.info("saving the state of a conversation was cancelled")
         except Dsv4Error as error:
             logger.warning("the state of a conversation was not saved: %s", error)
-            return False
 
     def load_state(self, model: ChatModel, conversation_id: str) -> bool:
         """Give the model a saved state, if there is one; in the model's thread.

@@ -157,6 +157,7 @@ class Dialogue:
             self._view.tell("There is nothing to fork yet.")
             return
         await self._keeper.save_options()
+        self._app.save_state()
         self._keeper.fork(last)
         await self._keeper.save_whole()
         await self.show()
@@ -167,6 +168,7 @@ class Dialogue:
         await self.stop_and_wait()
         await self._keeper.save_options()
         if self.conversation.nodes:
+            self._app.save_state()
             self._keeper.new()
         await self.show()
 
@@ -177,7 +179,7 @@ class Dialogue:
             return
         await self._keeper.save_options()
         try:
-            await self._app.save_state()
+            self._app.save_state()
             await self._keeper.load(conversation_id)
         except StoreError as error:
             self._view.tell(str(error), is_error=True)

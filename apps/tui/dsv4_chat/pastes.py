@@ -43,7 +43,8 @@ class Pastes:
         text = read_text_file(path)
         name = re.sub(r"[\[\]\n\r]", "_", path.name)
         lines = text.count("\n") + (not text.endswith("\n"))
-        return self._keep(f"file {name}, {lines:,} lines", fenced(path.name, text))
+        size = f"{lines:,} line{'s' if lines != 1 else ''}"
+        return self._keep(f"file {name}, {size}", fenced(path.name, text))
 
     def expand(self, text: str) -> str:
         """The text with every placeholder of ours replaced by what it stands for."""
