@@ -1,7 +1,8 @@
 """The colours of the app: a dark, a light and a high-contrast theme, named in the settings.
 
-Every pair of text and background is checked by a test: 4.5 to 1 for muted text, 7 to 1 for the
-rest, 14 to 1 in `contrast`. With NO_COLOR set Textual shows any of them in shades of grey.
+A test computes the contrast of every text with every background, as WCAG 2 does: at least 10 to 1
+for plain text (14 in `contrast`), 5.5 for coloured text (8), 4.5 for muted text (12). With NO_COLOR
+set Textual shows any of them in shades of grey.
 """
 
 from __future__ import annotations
