@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.style import Style
+from rich.text import Text
 from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
@@ -84,6 +85,15 @@ class StreamedText(Widget):
                 self._drawn.rest = []
             self.refresh(layout=True)
 
+    def finish(self) -> None:
+        """No more comes: the rest is a chunk as well."""
+        if self._rest.strip():
+            self._chunks.append(self._rest)
+        self._rest = ""
+        if self._drawn is not None:
+            self._drawn.rest = []
+        self.refresh(layout=True)
+
     def get_content_width(self, container: Size, viewport: Size) -> int:  # noqa: ARG002
         """As wide as there is room."""
         return container.width
@@ -130,20 +140,28 @@ class StreamedText(Widget):
             drawn.strips += self._strips(chunk, look, is_first=not drawn.strips)
         drawn.chunks = len(self._chunks)
         if not drawn.rest and self._rest.strip():
-            drawn.rest = self._strips(self._rest, look, is_first=not drawn.strips)
+            drawn.rest = self._strips(self._rest, look, is_first=not drawn.strips, is_rest=True)
         return drawn
 
-    def _strips(self, chunk: str, look: Look, *, is_first: bool) -> list[Strip]:
+    def _strips(
+        self, chunk: str, look: Look, *, is_first: bool, is_rest: bool = False
+    ) -> list[Strip]:
         console: Console = self.app.console
-        options = console.options.update(width=look.width, height=None, highlight=False)
-        with console.use_theme(look.theme):
-            lines = console.render_lines(
-                self.renderable(chunk, look), options, style=look.style, pad=True
-            )
-        strips = [Strip(line, look.width) for line in lines]
-        while strips and not strips[-1].text.strip():
-            strips.pop()
-        while strips and not strips[0].text.strip():
-            strips.pop(0)
+        strips = _without_blank_ends(_render(console, self.renderable(chunk, look), look))
+        if not strips and not is_rest:
+            # Markdown that draws nothing, such as the address of a link used elsewhere.
+            strips = _without_blank_ends(_render(console, Text(chunk), look))
         blank = [] if is_first else [Strip.blank(look.width, look.style)] * self.gap
         return [*blank, *strips] if strips else []
+
+
+def _render(console: Console, renderable: RenderableType, look: Look) -> list[Strip]:
+    options = console.options.update(width=look.width, height=None, highlight=False)
+    with console.use_theme(look.theme):
+        lines = console.render_lines(renderable, options, style=look.style, pad=True)
+    return [Strip(line, look.width) for line in lines]
+
+
+def _without_blank_ends(strips: list[Strip]) -> list[Strip]:
+    drawn = [place for place, strip in enumerate(strips) if strip.text.strip()]
+    return strips[drawn[0] : drawn[-1] + 1] if drawn else []

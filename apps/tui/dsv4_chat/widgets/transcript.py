@@ -85,7 +85,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """Show one more turn at the end, and go there."""
         self._turns.append(node)
         if self._last < len(self._turns) - 1:
-            await self._show_window(self._page_before(len(self._turns)))
+            await self._show_last()
         else:
             self._last += 1
             await self.mount(self._make_turn(node), before=self._below)
@@ -99,7 +99,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """Keep only the first turns."""
         self._turns = self._turns[:count]
         if self._first >= count:
-            await self._show_window(self._page_before(count))
+            await self._show_last()
         else:
             kept = {id(node) for node in self._turns}
             gone = [turn for turn in self.mounted_turns if id(turn.node) not in kept]
@@ -123,14 +123,14 @@ class Transcript(VerticalScroll, can_focus=False):
     async def go_to_start(self) -> None:
         """Show the first turns."""
         if self._first:
-            await self._show_window(0)
+            await self._show_window(0, self._page_behind(0))
         self.release_anchor()
         self.scroll_home(animate=False)
 
     async def go_to_end(self) -> None:
         """Show the last turns."""
         if self._last < len(self._turns):
-            await self._show_window(self._page_before(len(self._turns)))
+            await self._show_last()
         self.follow()
         self.scroll_end(animate=False)
 
@@ -166,14 +166,17 @@ class Transcript(VerticalScroll, can_focus=False):
             end += 1
         return end
 
-    async def _show_window(self, first: int) -> None:
-        """Show the page that starts at a turn."""
+    async def _show_last(self) -> None:
+        await self._show_window(self._page_before(len(self._turns)), len(self._turns))
+
+    async def _show_window(self, first: int, last: int) -> None:
+        """Show these turns and no others."""
         self._is_moving = True
         try:
             with self.app.batch_update():
                 await self.query_children(Turn).remove()
-                self._first, self._last = first, self._page_behind(first)
-                turns = [self._make_turn(node) for node in self._turns[first : self._last]]
+                self._first, self._last = first, last
+                turns = [self._make_turn(node) for node in self._turns[first:last]]
                 await self.mount_all(turns, before=self._below)
                 self._say_what_is_hidden()
         finally:

@@ -144,6 +144,8 @@ class Turn(Vertical, can_focus=True):
                 yield self._new_thinking(node.reasoning, self._thinking_tokens())
             if node.content.strip():
                 self._answer = AnswerText(node.content.lstrip("\n"))
+                if node.state != "streaming":
+                    self._answer.finish()
                 yield self._answer
             for call in node.tool_calls:
                 yield ToolCard(call.name, call.arguments)
@@ -177,6 +179,8 @@ class Turn(Vertical, can_focus=True):
 
     def finish(self) -> None:
         """The answer is complete: fold its thinking, and say how it ended."""
+        if self._answer is not None:
+            self._answer.finish()
         if self._thinking is not None:
             self._thinking.tokens = self._thinking_tokens() or self._thinking.tokens
             if self._thinking.is_open:
