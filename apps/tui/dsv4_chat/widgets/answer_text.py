@@ -95,16 +95,16 @@ class ThinkingText(StreamedText):
 def themed_look(widget: StreamedText, width: int) -> Look:
     """Colours of the app's theme for a widget."""
     variables = widget.app.theme_variables
-    names = ("primary", "accent", "text-muted", "border", "surface")
-    colours = tuple(_colour(variables.get(name, "")) for name in names)
+    names = ("primary", "accent", "text-muted", "border")
+    colours = [_colour(variables.get(name, "")) for name in names]
     own = widget.rich_style
     is_dark = widget.app.current_theme.dark
     return Look(
         width=width,
         style=Style(color=own.color, bold=own.bold, italic=own.italic, dim=own.dim),
-        theme=_theme(*colours[:4]),
+        theme=_theme(*colours),
         code_theme="github-dark" if is_dark else "xcode",
-        code_background=colours[4],
+        code_background=_colour(variables.get("panel", "")),
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, RenderableType
 from rich.style import Style
 from rich.text import Text
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -63,6 +63,7 @@ class StreamedText(Widget):
         self._chunks: list[str] = []
         self._rest = ""
         self._drawn: _Drawn | None = None
+        self._background = Style()
         self._take(text)
 
     def split(self, text: str) -> tuple[list[str], str]:
@@ -103,13 +104,22 @@ class StreamedText(Widget):
         drawn = self._draw(width)
         return len(drawn.strips) + len(drawn.rest)
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The visible lines, on the background as it is now: a focused turn has another one."""
+        self._background = Style(bgcolor=self.background_colors[1].rich_color)
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         """One line."""
         drawn = self._draw(self.size.width)
         place = y - len(drawn.strips)
         if place < 0:
-            return drawn.strips[y]
-        return drawn.rest[place] if place < len(drawn.rest) else Strip.blank(self.size.width)
+            strip = drawn.strips[y]
+        elif place < len(drawn.rest):
+            strip = drawn.rest[place]
+        else:
+            strip = Strip.blank(self.size.width)
+        return strip.apply_style(self._background)
 
     def on_mount(self) -> None:
         """Draw again when the theme changes."""
