@@ -52,7 +52,11 @@ def start() -> None:
 def _chat(options: LaunchOptions, settings: Settings) -> int:
     if options.is_plain:
         return run_plain(settings)
-    reason = plain_reason(os.environ, sys.stdout.encoding)
+    reason = plain_reason(
+        os.environ,
+        is_terminal=sys.stdin.isatty() and sys.stdout.isatty(),
+        encoding=sys.stdout.encoding,
+    )
     if reason is not None:
         sys.stderr.write(f"dsv4-chat: {reason}; going on line by line\n")
         return run_plain(settings)

@@ -95,9 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def plain_reason(environ: Mapping[str, str], encoding: str | None) -> str | None:
+def plain_reason(
+    environ: Mapping[str, str], *, is_terminal: bool, encoding: str | None
+) -> str | None:
     """Why no screen can be shown; None when one can."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not is_terminal:
         return "no terminal"
     if environ.get("TERM", "") in ("", "dumb"):
         return "the terminal cannot place text (TERM is dumb or not set)"
