@@ -8,6 +8,7 @@ link is followed, so that it stays a link; a device, pipe or folder is never rep
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 _WRITE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a write can end in; the error does not know its file."""
+
+
+_STDERR = 2
 
 
 class WholeFiles:
@@ -48,7 +52,7 @@ class WholeFiles:
         name = f".{final.name[:40]}.{secrets.token_hex(6)}.partial"
         self._pending.append((final.with_name(name), final))
         try:
-            with self._pending[-1][0].open("xb") as file:
+            with open(self._pending[-1][0], "xb", opener=_open_beyond_stdio) as file:
                 if final.exists():
                     # What nobody else may read stays so, also in the file that replaces it.
                     os.fchmod(file.fileno(), stat.S_IMODE(final.stat().st_mode))
@@ -79,6 +83,17 @@ class WholeFiles:
             for temporary, _ in self._pending:
                 with suppress(FileNotFoundError):
                     temporary.unlink()
+
+
+def _open_beyond_stdio(path: str, flags: int) -> int:
+    """Open a file under no number that a process prints to, even where it has closed stdout."""
+    descriptor = os.open(path, flags, 0o666)
+    if descriptor > _STDERR:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
