@@ -16,6 +16,9 @@
  *   session, parser or sampler has one user at a time: a second one is told DSV4_ERR_BUSY at once, never made
  *   to wait. Calls compute without holding the lock of the interpreter inside the library, so two sessions
  *   run side by side.
+ *   A call needs 192 KiB of stack and refuses less (OUT_OF_MEMORY): give a thread 256 KiB. It computes with the
+ *   default rounding and without traps, also in callbacks, and gives back what the thread had set; and
+ *   pthread_cancel waits until it has returned.
  * Ownership. What a function takes is only read, and only during the call. What it hands out (`dsv4_x **`)
  *   is freed by the function named there. Text in events and results belongs to the library, and lives as
  *   long as its comment says.
@@ -75,7 +78,7 @@ enum {
     DSV4_ERR_CHECKSUM = -7,         /* a part of a file does not have its checksum */
     DSV4_ERR_UNSUPPORTED = -8,      /* well formed, but this build or machine cannot run it */
     DSV4_ERR_MISMATCH = -9,         /* a saved state of another model, layout or version */
-    DSV4_ERR_OUT_OF_MEMORY = -10,   /* the memory budget, or the host's memory */
+    DSV4_ERR_OUT_OF_MEMORY = -10,   /* the memory budget, the host's memory, a thread's stack */
     DSV4_ERR_DEVICE_MEMORY = -11,   /* the device's memory */
     DSV4_ERR_NO_SPACE = -12,        /* the disk is full */
     DSV4_ERR_CONTEXT_FULL = -13,    /* more tokens than the session holds */

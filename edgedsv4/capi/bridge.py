@@ -66,6 +66,8 @@ _STATUSES: tuple[tuple[type[BaseException], int], ...] = (
     (BackendUnavailableError, lib.DSV4_ERR_UNSUPPORTED),
     (CapacityError, lib.DSV4_ERR_OUT_OF_MEMORY),
     (MemoryError, lib.DSV4_ERR_OUT_OF_MEMORY),
+    # Callbacks that called back, again and again; nothing that comes from outside gets this far.
+    (RecursionError, lib.DSV4_ERR_OUT_OF_MEMORY),
     (ContextFullError, lib.DSV4_ERR_CONTEXT_FULL),
     (CancelledError, lib.DSV4_ERR_CANCELLED),
     (BusyError, lib.DSV4_ERR_BUSY),
@@ -85,14 +87,27 @@ _FAULTS = {
 }
 
 
+# Made beforehand, for when there is no memory to make anything.
+_EXHAUSTED_TEXT = ffi.new("char[]", b"out of memory")
+_EXHAUSTED = ffi.new(
+    "dsv4_error_info *",
+    {"status": lib.DSV4_ERR_OUT_OF_MEMORY, "text": _EXHAUSTED_TEXT, "offset": -1},
+)
+_EXHAUSTED.needed = _EXHAUSTED.available = -1
+
+
 def exported(function: Exported) -> Exported:
     """Register a function under the name it has in the header."""
     name = function.__name__
+    own_name = ffi.new("char[]", name.encode())
 
     def on_error(
         _kind: type[BaseException], error: BaseException, _trace: TracebackType | None
     ) -> int:
-        return report(name, error)
+        try:
+            return report(name, error)
+        except (MemoryError, RecursionError):
+            return int(lib.entry_fail(own_name, _EXHAUSTED))
 
     register = ffi.def_extern(name=f"py_{name}", error=lib.DSV4_ERR_INTERNAL, onerror=on_error)
     register(function)
@@ -112,8 +127,9 @@ def status_of(error: BaseException) -> int:
             return int(status)
     if isinstance(error, FormatError):
         # One that only wraps what the system said is no fault of the contents.
-        is_refused = error.fault == "format" and isinstance(error.__cause__, OSError)
-        return int(lib.DSV4_ERR_IO if is_refused else _FAULTS[error.fault])
+        if error.fault == "format" and isinstance(error.__cause__, OSError):
+            return _status_of_system(error.__cause__.errno)
+        return int(_FAULTS[error.fault])
     return _status_of_system(error.errno) if isinstance(error, OSError) else lib.DSV4_ERR_INTERNAL
 
 
@@ -121,6 +137,8 @@ def _status_of_system(number: int | None) -> int:
     """The status that stands for an error number of the system."""
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return int(lib.DSV4_ERR_NO_SPACE)
+    if number == errno.ENOMEM:
+        return int(lib.DSV4_ERR_OUT_OF_MEMORY)
     return int(lib.DSV4_ERR_NOT_FOUND if number == errno.ENOENT else lib.DSV4_ERR_IO)
 
 

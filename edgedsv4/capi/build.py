@@ -123,8 +123,10 @@ def _forwarding(function: Function) -> str:
     clearing = "    if (status && out)\n        *out = NULL;\n" if makes_handle else ""
     return (
         f"int32_t {function.name}({function.parameters})\n{{\n"
+        "    host_thread host;\n    enter(&host);\n"
         f"    int32_t status = start(NULL, __func__);\n{clearing}"
-        f"    return status ? status : table->{member}({function.arguments});\n}}\n"
+        f"    if (!status)\n        status = table->{member}({function.arguments});\n"
+        "    leave(&host);\n    return status;\n}\n"
     )
 
 
@@ -146,7 +148,7 @@ def _compile(options: BuildOptions, header: Header, work: Path) -> None:
         *("-Xlinker", f"--version-script={work / 'exports'}"),
         f"-Wl,-soname,{_SONAME}",
         # Loaded again after dlclose, it could not start an interpreter beside its first one.
-        *("-Wl,-z,nodelete", "-lpthread", "-ldl"),
+        *("-Wl,-z,nodelete", "-lpthread", "-ldl", "-lm"),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

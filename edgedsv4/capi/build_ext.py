@@ -51,4 +51,5 @@ static const dsv4_table entries = {{{_ENTRIES}}};
     include_dirs=[str(HEADER.path.parent), str(_HERE)],
     depends=[str(HEADER.path), "edgedsv4/capi/shim.h", "edgedsv4/capi/callbacks.h"],
     extra_compile_args=["-std=gnu11", "-fvisibility=hidden"],
+    libraries=["m"],
 )

@@ -3,6 +3,8 @@
 #ifndef EDGEDSV4_CALLBACKS_H
 #define EDGEDSV4_CALLBACKS_H
 
+#include <fenv.h>
+
 #include "shim.h"
 
 static const dsv4_hooks *library;
@@ -23,30 +25,41 @@ static int32_t entry_is_cancelled(dsv4_cancel *cancel)
     return library->is_cancelled(cancel);
 }
 
+/* A callback, after which the arithmetic is the library's again whatever the host did to it. */
+#define CALL_HOST(call)        \
+    fenv_t arithmetic;         \
+    fegetenv(&arithmetic);     \
+    int answer = (call);       \
+    fesetenv(&arithmetic);     \
+    return answer
+
 static int entry_progress(dsv4_progress_fn fn, void *user, const char *what, uint64_t done, uint64_t total)
 {
-    return fn(user, what, done, total);
+    CALL_HOST(fn(user, what, done, total));
 }
 
 static int entry_token(dsv4_token_fn fn, void *user, int32_t token, const char *data, size_t size)
 {
     dsv4_text piece = {data, size};
-    return fn(user, token, piece);
+    CALL_HOST(fn(user, token, piece));
 }
 
 static int entry_event(dsv4_event_fn fn, void *user, const dsv4_event *event)
 {
-    return fn(user, event);
+    CALL_HOST(fn(user, event));
 }
 
 static void entry_log(dsv4_log_fn fn, void *user, int32_t level, const char *text)
 {
+    fenv_t arithmetic;
+    fegetenv(&arithmetic);
     fn(user, level, text);
+    fesetenv(&arithmetic);
 }
 
 static int entry_check(dsv4_check_fn fn, void *user, const char *name, int32_t has_passed, const char *detail)
 {
-    return fn(user, name, has_passed, detail);
+    CALL_HOST(fn(user, name, has_passed, detail));
 }
 
 #endif

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from capi.programs import HERE, POCKET, Library, Results, checks_in
 
 ARGUMENTS = HERE / "misuse_arguments.c"
 CALLBACKS = HERE / "misuse_callbacks.c"
 THREADS = HERE / "misuse_threads.c"
+HOST = HERE / "misuse_host.c"
 # usleep and the like.
 FLAGS = ("-D_GNU_SOURCE",)
 
@@ -42,3 +45,12 @@ def threads(library: Library, tmp_path_factory: pytest.TempPathFactory) -> Resul
 @pytest.mark.parametrize("name", checks_in(THREADS))
 def test_threads(threads: Results, name: str) -> None:
     assert threads[name] == "ok"
+
+
+@pytest.mark.parametrize(
+    "mode", ["arithmetic", "stack", "room", "stdio", "cancelled", "interrupts"]
+)
+def test_hosts_of_odd_habits(library: Library, tmp_path: Path, mode: str) -> None:
+    found = library.results(HOST, mode, tmp_path / "talk.dsv4s", flags=FLAGS)
+    expected = {name for name in checks_in(HOST) if name.startswith(f"{mode}.")}
+    assert {name: found[name] for name in expected} == dict.fromkeys(expected, "ok")

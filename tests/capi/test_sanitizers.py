@@ -59,7 +59,13 @@ def race(tmp_path_factory: pytest.TempPathFactory) -> Results:
             *(f"-I{folder}" for folder in includes),
             f"-I{sysconfig.get_path('include')}",
             *(str(RACE), str(source), "-o", str(program)),
-            *(libpython, f"-Wl,-rpath,{sysconfig.get_config_var('LIBDIR')}", "-lpthread", "-ldl"),
+            *(
+                libpython,
+                f"-Wl,-rpath,{sysconfig.get_config_var('LIBDIR')}",
+                "-lpthread",
+                "-ldl",
+                "-lm",
+            ),
         ]
     )
     tried = subprocess.run([str(program)], capture_output=True, text=True, check=False, env={})
