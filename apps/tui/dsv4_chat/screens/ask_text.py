@@ -21,7 +21,7 @@ class AskTextScreen(ModalScreen[str | None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,ctrl+c", "cancel", "Close without a change", priority=True),
+        Binding("escape,ctrl+c", "cancel", "Close without an answer", priority=True),
     ]
     DEFAULT_CSS = """
     AskTextScreen { align: center middle; }
