@@ -118,6 +118,12 @@ def test_large_folder_is_cut(tmp_path: Path) -> None:
     assert (len(found), found[0]) == (MAX_COMPLETIONS, "/attach 000")
 
 
+def test_name_that_would_break_the_line_is_left_out(tmp_path: Path) -> None:
+    for name in ("good", "two\nlines", "\x1b[31mred"):
+        (tmp_path / name).touch()
+    assert lines("/attach ", Choices(folder=tmp_path)) == ["/attach good"]
+
+
 @pytest.mark.parametrize(
     ("text", "usage"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +160,30 @@ async def test_conversation_is_deleted_after_a_question(store: Store, key: str) 
         assert event.conversation_id == "fox"
         await press(pilot, "enter")
         assert results_of(pilot) == ["cjk"]
+
+
+async def test_deletion_is_told_when_the_list_is_closed_meanwhile(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    delete = Store.delete
+
+    def slow(self: Store, conversation_id: str) -> None:
+        begun.set()
+        goes_on.wait(20)
+        delete(self, conversation_id)
+
+    monkeypatch.setattr(Store, "delete", slow)
+    async with shown(listed(store)) as pilot:
+        await press(pilot, "ctrl+d")
+        await pilot.press("d")
+        assert await asyncio.to_thread(begun.wait, 20)
+        await press(pilot, "escape")
+        assert results_of(pilot) == [None]
+        goes_on.set()
+        while not told_to(pilot):
+            await pilot.pause(0.01)
+        assert isinstance(told_to(pilot)[0], ConversationsScreen.Deleted)
 
 
 @pytest.mark.parametrize("keys", [["enter"], ["escape"], ["k"]])

@@ -50,8 +50,10 @@ def test_text_can_be_read(theme: Theme) -> None:
     assert marked >= (14 if is_strong else 6)
 
 
-def test_setting_names_a_theme() -> None:
-    assert Settings().theme in THEME_NAMES
+def test_setting_takes_the_themes_and_no_other() -> None:
+    assert [Settings(theme=name).theme for name in THEME_NAMES] == list(THEME_NAMES)
+    with pytest.raises(ConfigError, match=f"theme must be one of {', '.join(THEME_NAMES)}, found"):
+        Settings(theme="pink")
 
 
 async def test_every_theme_can_be_chosen_and_left() -> None:

@@ -5,6 +5,8 @@ The idea: a completion is a whole line, so the prompt that takes one knows nothi
 
 from __future__ import annotations
 
+import heapq
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -114,13 +116,18 @@ def _files(head: str, typed: str, folder: Path) -> Iterator[Completion]:
     """Entries of the folder that is typed, hidden ones only on demand, folders first."""
     parent, slash, prefix = typed.rpartition("/")
     try:
-        entries = sorted(
-            (not entry.is_dir(), entry.name)
-            for entry in (folder / expanded(parent + slash)).iterdir()
-            if entry.name.startswith(prefix) and entry.name.startswith(".") <= (prefix[:1] == ".")
-        )
+        with os.scandir(folder / expanded(parent + slash)) as scan:
+            # A control character in a name would break the line it stands in.
+            fitting = (
+                (not entry.is_dir(), entry.name)
+                for entry in scan
+                if entry.name.startswith(prefix)
+                and entry.name.startswith(".") <= (prefix[:1] == ".")
+                and entry.name.isprintable()
+            )
+            entries = heapq.nsmallest(MAX_COMPLETIONS, fitting)
     except (OSError, ValueError, RuntimeError):
         return  # no such folder, or no such user: nothing to offer
-    for is_file, name in entries[:MAX_COMPLETIONS]:
+    for is_file, name in entries:
         end = "" if is_file else "/"
         yield Completion(line=f"{head}{parent}{slash}{name}{end}", label=f"{name}{end}")

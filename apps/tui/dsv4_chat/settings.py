@@ -18,6 +18,8 @@ _CHOICES: Final = {
     "profile": ("default", "exact"),
     "backend": ("auto", "native", "reference", "triton"),
     "snapshots": ("auto", "off"),
+    # Those of `themes`, which needs Textual; a test compares.
+    "theme": ("dark", "light", "contrast"),
 }
 
 
@@ -69,7 +71,7 @@ class Settings:
     """Tokens of a reply at most; 0 means until the context is full."""
 
     theme: str = "dark"
-    """Colours: the name of a theme; `/theme` in the app lists them."""
+    """Colours: dark, light or contrast."""
     show_thinking: bool = True
     """Show thinking unfolded while it streams."""
     mouse: bool = True

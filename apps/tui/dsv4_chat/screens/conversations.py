@@ -191,8 +191,8 @@ class ConversationsScreen(ModalScreen[str | None]):
         title = await self.app.push_screen_wait(AskTextScreen("New title", marked.title))
         if title is None or title == marked.title:
             return
-        if await self._stored(lambda: self._store.rename(marked.id, title)):
-            self.post_message(self.Renamed(marked.id, title))
+        told = self.Renamed(marked.id, title)
+        if await self._stored(lambda: self._store.rename(marked.id, title), told):
             self._search(mark=marked.id)
 
     @work
@@ -207,8 +207,10 @@ class ConversationsScreen(ModalScreen[str | None]):
         answer = await self.app.push_screen_wait(
             ConfirmScreen(f"Delete “{_title(marked)}”?", _DELETE, marked="keep")
         )
-        if answer == "delete" and await self._stored(lambda: self._store.delete(marked.id)):
-            self.post_message(self.Deleted(marked.id))
+        if answer != "delete":
+            return
+        told = self.Deleted(marked.id)
+        if await self._stored(lambda: self._store.delete(marked.id), told):
             self._search(mark=self._neighbour(marked.id))
 
     @work
@@ -236,10 +238,17 @@ class ConversationsScreen(ModalScreen[str | None]):
             self._draw(mark)
             self._say(self._summary())
 
-    async def _stored(self, change: Callable[[], None]) -> bool:
-        """Change the store; says what failed."""
+    async def _stored(self, change: Callable[[], None], told: Message) -> bool:
+        """Change the store and tell the app; says what failed."""
+        app = self.app
+
+        def work() -> None:
+            # Told from the thread: closing the list ends this worker, never the change.
+            change()
+            app.post_message(told)
+
         try:
-            await asyncio.to_thread(change)
+            await asyncio.to_thread(work)
         except Dsv4Error as error:
             self._say(str(error), failed=True)
             return False
