@@ -89,7 +89,7 @@ class ChatApp(App[None]):
         self.keeper = ConversationKeeper(settings, around.store, self._complain)
         self.facts: ModelFacts | None = None
         """Of the open model; None before."""
-        self.opening: Progress | None = None
+        self.opening: Progress | None = Progress(phase="start", done=0, total=0)
         """How far it is loaded; None when it does not load."""
         self.chat = ChatScreen(self)
         self._notices = around.notices
@@ -110,8 +110,8 @@ class ChatApp(App[None]):
 
     def open_model(self) -> None:
         """Load the model; the chat screen is told how it goes."""
-        if self.facts is None and self.opening is None:
-            self.run_worker(self._open(), group="model")
+        self.opening = Progress(phase="load libraries", done=0, total=0)
+        self.run_worker(self._open(), group="model")
 
     def cancel_opening(self) -> bool:
         """Stop loading; whether the model loads."""
@@ -221,7 +221,6 @@ class ChatApp(App[None]):
         self.exit()
 
     async def _open(self) -> None:
-        self.opening = Progress(phase="load libraries", done=0, total=0)
         try:
             facts = await self.thread.submit(lambda: self.model.open(self._report))
         except Exception as error:  # noqa: BLE001  # shown on a card; logged by the thread

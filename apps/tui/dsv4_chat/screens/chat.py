@@ -133,6 +133,7 @@ class ChatScreen(Screen[None]):
         else:
             welcome = Welcome(self.owner.settings.model)
             await self.transcript.show([], welcome)
+            self.transcript.anchor(False)
             self._fill_welcome(welcome)
         self.refresh_status()
 

@@ -20,7 +20,7 @@ from dsv4_chat.units import bytes_text, speed_text
 if TYPE_CHECKING:
     from dsv4_chat.chat_model import ModelFacts, Progress
 
-KEYS = "Enter send    Esc stop    Ctrl+N new chat    Ctrl+O saved chats    F1 help    Ctrl+Q quit"
+KEYS = "Enter send  Esc stop  Ctrl+N new chat  Ctrl+O saved  F1 help  Ctrl+Q quit"
 
 
 class Suggestion(Static, can_focus=True):
@@ -58,6 +58,7 @@ class Welcome(Vertical):
         self._model = model
         self._headline = Static(drawable(model), id="welcome-model", markup=False)
         self._lines = Static("", id="welcome-lines", markup=False)
+        self._plan = Static("", id="welcome-plan", markup=False)
         self._bar = ProgressBar(id="welcome-bar", show_eta=False)
 
     def compose(self) -> ComposeResult:
@@ -67,6 +68,7 @@ class Welcome(Vertical):
         yield self._bar
         yield Vertical(id="welcome-try")
         yield Static(KEYS, id="welcome-keys", markup=False)
+        yield self._plan
 
     def show_progress(self, progress: Progress) -> None:
         """How far the model is loaded."""
@@ -79,8 +81,9 @@ class Welcome(Vertical):
         """The model is there."""
         self._bar.display = False
         self._headline.update(f"{drawable(facts.name)} on {drawable(facts.device)}")
-        lines = [*facts.notes, *facts.plan_lines]
-        self._lines.update(drawable("\n".join(lines)))
+        self._lines.update(drawable("\n".join(facts.notes)))
+        self._plan.update(drawable(f"Memory: {'; '.join(facts.plan_lines)}."))
+        self._plan.display = bool(facts.plan_lines)
         self._show_suggestions(facts.prompts[:3], latest)
 
     def show_stopped(self) -> None:
