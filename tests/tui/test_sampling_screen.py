@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from dialog_host import result_after, results_of, shown
 from stored_screens import CompareScreen
+from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input, Static, TextArea
 
@@ -157,6 +158,28 @@ async def test_system_message_takes_several_lines() -> None:
         await pilot.press("end", "enter", "o", "k", "ctrl+s")
         await pilot.pause()
         assert results_of(pilot) == [dataclasses.replace(NOW, system="Be brief.\nok")]
+
+
+async def test_keys_in_a_burst_reach_the_field_they_go_to() -> None:
+    async with shown(panel()) as pilot:
+        for key in ("down", "9", "9"):
+            pilot.app.post_message(events.Key(key, key if key.isdigit() else None))
+        await pilot.pause()
+        assert pilot.app.screen.query_one("#temperature", Input).value == "99"
+
+
+async def test_up_and_down_go_through_the_lines_of_the_system_message() -> None:
+    now = dataclasses.replace(NOW, system="one\ntwo")
+    async with shown(SamplingScreen(now, DEFAULTS)) as pilot:
+        pilot.app.screen.query_one(TextArea).focus()
+        places = []
+        for key in ("down", "up", "up"):
+            await pilot.press(key)
+            places.append(pilot.app.focused.id if pilot.app.focused else None)
+        assert places == ["system", "system", "max_tokens"]
+        await pilot.press("down", "down", "down")
+        assert pilot.app.focused
+        assert pilot.app.focused.id == "thinking"
 
 
 async def test_up_and_down_go_through_the_fields() -> None:

@@ -30,7 +30,7 @@ from edgedsv4 import ConfigError, SamplingOptions
 
 _THINKING_HELP = "How much the model thinks before it answers; Left and Right choose."
 _SYSTEM_HELP = "The system message: what the model is told before the conversation. Empty for none."
-_WAYS = {"logit_bias": "such as 42=-1.5, 7=-inf", "seed": "none", "max_tokens": "none"}
+_WAYS = {"logit_bias": "42=-1.5, 7=-inf", "seed": "none", "max_tokens": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,9 @@ class SamplingScreen(ModalScreen[ReplyChoices | None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down", "app.focus_next", "Next field"),
-        Binding("up", "app.focus_previous", "Field before"),
+        # With priority, so that what is typed at once behind them goes to the new field.
+        Binding("down", "move(1)", "Next field; next line of the system message", priority=True),
+        Binding("up", "move(-1)", "Field before; line before", priority=True),
         Binding("ctrl+s", "apply", "Apply; so does Enter in a one-line field", priority=True),
         Binding("ctrl+r", "reset", "Bring back the defaults", priority=True),
         Binding("escape,ctrl+p,ctrl+c", "close", "Close without a change", priority=True),
@@ -114,6 +115,19 @@ class SamplingScreen(ModalScreen[ReplyChoices | None]):
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         """Explain the field that has the focus."""
         self._explain(event.widget.id or "")
+
+    def action_move(self, step: int) -> None:
+        """Go to another field, or line by line through the system message."""
+        text = self.app.focused
+        if isinstance(text, TextArea):
+            is_last = text.cursor_at_last_line if step > 0 else text.cursor_at_first_line
+            if not is_last:
+                text.move_cursor_relative(rows=step)
+                return
+        if step > 0:
+            self.focus_next()
+        else:
+            self.focus_previous()
 
     def action_apply(self) -> None:
         """Close with what stands in the fields; stay at the first one that is wrong."""
