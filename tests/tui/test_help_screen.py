@@ -10,7 +10,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from dsv4_chat.commands import COMMANDS
-from dsv4_chat.screens.help import HelpLine, HelpScreen, KeySection, key_lines, key_text
+from dsv4_chat.screens.help import HelpLine, HelpScreen, KeySection, help_text, key_lines, key_text
 
 KEYS = KeySection(
     title="Chat",
@@ -50,11 +50,29 @@ def test_keys_that_do_the_same_share_a_line() -> None:
 
 
 async def test_help_lists_every_key_and_command() -> None:
-    async with shown(HelpScreen([KEYS])) as pilot:
-        texts = {str(line.content) for line in pilot.app.screen.query(Static)}
-        expected = {line.help for line in key_lines(KEYS.bindings)}
-        expected |= {spec.usage for spec in COMMANDS} | {spec.help for spec in COMMANDS}
-        assert expected <= texts
+    async with shown(HelpScreen([KEYS]), (120, 40)) as pilot:
+        text = str(pilot.app.screen.query_one("#text", Static).content)
+    told = " ".join(text.split())
+    expected = [f"{line.keys} {line.help}" for line in key_lines(KEYS.bindings)]
+    expected += [f"{spec.usage} {spec.help}" for spec in COMMANDS]
+    assert [line for line in expected if line not in told] == []
+
+
+def test_long_keys_and_explanations_keep_their_columns() -> None:
+    section = KeySection(
+        title="Long",
+        bindings=[
+            Binding("ctrl+left,ctrl+right,ctrl+up,ctrl+down", "move", "Move the focused turn"),
+            Binding("x", "explain", "word " * 12),
+        ],
+    )
+    lines = help_text([section], 60).plain.splitlines()
+    assert lines[1:5] == [
+        "Ctrl+Left, Ctrl+Right, Ctrl+Up, Ctrl+Down ",
+        f"{'':25}Move the focused turn",
+        f"{'X':25}{'word ' * 6}word",
+        f"{'':25}{'word ' * 4}word",
+    ]
 
 
 async def test_help_closes() -> None:

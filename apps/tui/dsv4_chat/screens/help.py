@@ -6,10 +6,12 @@ not for the user and is left out.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -27,6 +29,9 @@ _NAMES: Final = {
     "pagedown": "PgDn",
     "delete": "Del",
 }
+
+_KEYS: Final = 25
+"""Columns of the keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +89,9 @@ class HelpScreen(ModalScreen[None]):
         width: 90; max-width: 96%; height: auto; max-height: 94%;
         border: round $primary; background: $surface; padding: 0 1;
     }
-    HelpScreen VerticalScroll { height: auto; max-height: 100%; scrollbar-size-vertical: 1; }
-    HelpScreen .heading { color: $accent; text-style: bold; margin-top: 1; }
-    HelpScreen .line { layout: horizontal; height: auto; }
-    HelpScreen .keys { width: 25; padding-right: 1; text-style: bold; }
-    HelpScreen .help { width: 1fr; }
+    HelpScreen VerticalScroll {
+        height: auto; max-height: 100%; scrollbar-size-vertical: 1; scrollbar-gutter: stable;
+    }
     """
 
     def __init__(self, sections: Sequence[KeySection] = ()) -> None:
@@ -96,28 +99,44 @@ class HelpScreen(ModalScreen[None]):
         self._sections = tuple(sections)
 
     def compose(self) -> ComposeResult:
-        """Draw every section as a table."""
+        """Draw a box that scrolls."""
         with Vertical() as box:
             box.border_title = "Help"
             box.border_subtitle = "Up Down PgUp PgDn scroll, Esc closes"
             with VerticalScroll():
-                for section in self._sections:
-                    yield from _table(section.title, key_lines(section.bindings))
-                yield from _table("Commands, typed as a prompt", command_lines())
+                yield Static(id="text")
+
+    def on_resize(self, _event: events.Resize) -> None:
+        """Fit the lines to the width."""
+        self.call_after_refresh(self._draw)
 
     def action_close(self) -> None:
         """Go back to where the help was asked for."""
         self.dismiss(None)
 
+    def _draw(self) -> None:
+        width = self.query_one(VerticalScroll).scrollable_content_region.width
+        self.query_one("#text", Static).update(help_text(self._sections, width))
 
-def _table(title: str, lines: Iterable[HelpLine]) -> Iterable[Static | Vertical]:
-    """A heading and its lines; nothing when there are none."""
-    lines = tuple(lines)
-    if lines:
-        yield Static(Content(title), classes="heading")
-    for line in lines:
-        yield Vertical(
-            Static(Content(line.keys), classes="keys"),
-            Static(Content(line.help), classes="help"),
-            classes="line",
-        )
+
+def help_text(sections: Iterable[KeySection], width: int) -> Content:
+    """Everything as one text: a widget for each line would take a quarter of a second to show.
+
+    Args:
+        sections: bindings under headings.
+        width: columns; longer explanations go on below themselves.
+    """
+    tables = [(section.title, key_lines(section.bindings)) for section in sections]
+    pieces: list[tuple[str, str]] = []
+    for title, lines in (*tables, ("Commands, typed as a prompt", command_lines())):
+        pieces.append((f"{title}\n", "bold $accent"))
+        for line in lines:
+            text = textwrap.wrap(line.help, max(width - _KEYS, 20))
+            begin = f"{line.keys:<{_KEYS - 1}} "
+            pieces.append((begin, "bold"))
+            pieces.append(
+                (f"\n{'':{_KEYS}}".join(text if len(begin) == _KEYS else ["", *text]), "")
+            )
+            pieces.append(("\n", ""))
+        pieces.append(("\n", ""))
+    return Content.assemble(*pieces).rstrip()
