@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chat_pilot import chatting
-from scripted_model import Prefill, ScriptedModel, Wait
+from scripted_model import Ends, Prefill, ScriptedModel, Wait
 from textual.widgets import Button
 
 from dsv4_chat.chat_model import OutOfMemoryError
@@ -116,6 +116,19 @@ async def test_too_long_first_question_has_nothing_to_drop() -> None:
         (card,) = chat.cards
         assert [choice for choice, _ in card.advice.choices] == ["new"]
         assert "Shorten" in card.advice.to_do
+
+
+async def test_reply_that_fills_the_context_says_so() -> None:
+    script = [["one"], ["word " * 997, Ends("length")]]
+    async with chatting(ScriptedModel(script=script)) as chat:
+        await chat.ask("a")
+        await chat.ask("b")
+        (card,) = chat.cards
+        assert "no room for more" in card.advice.what
+        chat.screen.query(Button).first().press()
+        await chat.idle()
+        await chat.until(lambda: len(chat.app.keeper.current.dropped()) == 2)
+        assert len(chat.model.calls) == 2
 
 
 async def test_lost_device_is_loaded_again() -> None:

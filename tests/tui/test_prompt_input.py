@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from chat_pilot import Chat, chatting
+from scripted_model import ScriptedModel
 from textual import events
 
 from dsv4_chat.app import ChatApp
@@ -81,14 +82,26 @@ async def test_history_of_earlier_runs_comes_from_the_store(tmp_path: Path) -> N
 
 
 async def test_long_paste_is_a_placeholder_and_sent_in_full() -> None:
-    async with chatting() as chat:
+    async with chatting(ScriptedModel(script=[["Fine."]])) as chat:
         await chat.type("Sum up: ")
         await paste(chat, LONG)
         assert chat.prompt.text == "Sum up: [pasted 120 lines #1]"
         await chat.press("enter")
         await chat.idle()
         assert chat.said[0] == f"Sum up: {LONG}"
-        assert "more lines" in "\n".join(str(t.content) for t in chat.screen.query(".question"))
+        assert "▸ 108 more lines" in chat.shown
+        await chat.press("shift+tab", "up", "enter")
+        await chat.until(lambda: chat.screen.transcript.max_scroll_y > 100)
+        await chat.press("enter")
+        await chat.until(lambda: chat.screen.transcript.max_scroll_y < 30)
+
+
+async def test_long_line_is_folded_as_well() -> None:
+    async with chatting(ScriptedModel(script=[["Fine."]])) as chat:
+        await paste(chat, "x" * 100_000)
+        await chat.press("enter")
+        await chat.idle()
+        assert "▸ 98,500 more characters" in chat.shown
 
 
 async def test_short_paste_is_text_and_line_ends_are_made_one_kind() -> None:

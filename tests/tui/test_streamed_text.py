@@ -9,7 +9,7 @@ import pytest
 from textual.app import App, ComposeResult
 
 from dsv4_chat.themes import use_theme
-from dsv4_chat.widgets.answer_text import AnswerText, ThinkingText
+from dsv4_chat.widgets.answer_text import AnswerText, PlainText
 
 if TYPE_CHECKING:
     from dsv4_chat.widgets.streamed_text import StreamedText
@@ -69,7 +69,7 @@ def lines_of(widget: StreamedText) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [12, 40, 100])
-@pytest.mark.parametrize(("kind", "text"), [(AnswerText, ANSWER), (ThinkingText, THOUGHT)])
+@pytest.mark.parametrize(("kind", "text"), [(AnswerText, ANSWER), (PlainText, THOUGHT)])
 async def test_pieces_look_like_the_whole(kind: type[StreamedText], text: str, width: int) -> None:
     async with Host(kind(text)).run_test(size=(width, 200)) as pilot:
         expected = lines_of(pilot.app.query_one(kind))

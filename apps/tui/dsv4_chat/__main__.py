@@ -60,12 +60,12 @@ def _chat(options: LaunchOptions, settings: Settings) -> int:
     if reason is not None:
         sys.stderr.write(f"dsv4-chat: {reason}; going on line by line\n")
         return run_plain(settings)
-    _log_to(settings.log_file)
-    store, notices = _open_store(settings)
     # Textual is loaded here, so that --help and refusals do not wait for it.
     from dsv4_chat.app import ChatApp, Surroundings
     from dsv4_chat.engine_model import EngineModel
 
+    _log_to(settings.log_file)
+    store, notices = _open_store(settings)
     model = EngineModel(settings.model, settings.engine_options())
     surroundings = Surroundings(
         store=store,

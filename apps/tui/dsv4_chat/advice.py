@@ -39,6 +39,7 @@ class Advice:
 
 
 _RETRY: tuple[CardChoice, str] = ("retry", "Try again")
+_DROP: tuple[CardChoice, str] = ("drop", "Leave out the oldest turns")
 _QUIT: tuple[CardChoice, str] = ("quit", "Quit")
 _NEW: tuple[CardChoice, str] = ("new", "New chat")
 _LOAD: tuple[CardChoice, str] = ("model", "Load again")
@@ -67,10 +68,23 @@ def advice_on_opening(error: Exception, model: str) -> Advice:
     return Advice(title=title, what=_said(error), to_do=to_do, choices=choices)
 
 
+def advice_on_full_context(*, can_drop: bool) -> Advice:
+    """A reply has filled the context."""
+    return Advice(
+        title="The context is full",
+        what="The reply ends here: there is no room for more.",
+        to_do=(
+            "Leave the oldest turns out and go on (they stay readable here), or begin a new chat."
+            if can_drop
+            else "Begin a new chat, or restart with a larger --ctx."
+        ),
+        choices=(_DROP, _NEW) if can_drop else (_NEW,),
+    )
+
+
 def advice_on_reply(error: Exception, *, can_drop: bool) -> Advice:
     """A reply failed."""
     if isinstance(error, ContextFullError):
-        drop: tuple[CardChoice, str] = ("drop", "Leave out the oldest turns")
         to_do = (
             "Leave the oldest turns out (they stay readable here), or begin a new chat."
             if can_drop
@@ -80,7 +94,7 @@ def advice_on_reply(error: Exception, *, can_drop: bool) -> Advice:
             title="The context is full",
             what=f"{error.needed:,} tokens are needed, the context holds {error.capacity:,}.",
             to_do=to_do,
-            choices=(drop, _NEW) if can_drop else (_NEW,),
+            choices=(_DROP, _NEW) if can_drop else (_NEW,),
         )
     if isinstance(error, DeviceLostError):
         return Advice(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from textual.worker import Worker, WorkerCancelled
 
-from dsv4_chat.advice import advice_on_reply
+from dsv4_chat.advice import advice_on_full_context, advice_on_reply
 from dsv4_chat.reply_run import Question, ReplyRun
 from dsv4_chat.store_errors import StoreError
 from edgedsv4 import ContextFullError
@@ -313,7 +313,8 @@ class Dialogue:
         status = self._app.model.status()
         if outcome.finish_reason == "length" and 0 < status.capacity <= status.length + 1:
             self._again = None
-            await self._show_card(ContextFullError(status.length + 1, status.capacity))
+            can_drop = _questions_sent(self.conversation) > 1
+            await self._view.show_card(advice_on_full_context(can_drop=can_drop))
 
     async def _failed(self, node: Node, error: Exception, typed: str, previous: int | None) -> None:
         conversation = self.conversation

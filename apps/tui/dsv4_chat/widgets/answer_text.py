@@ -1,4 +1,4 @@
-"""Markdown as a model writes it, and the plain text of its thinking, growing piece by piece.
+"""Markdown as a model writes it, and plain text, growing piece by piece.
 
 The idea: nothing the model says is lost. HTML is shown as text, a line break in the source is one
 on the screen, and the address of a link stands behind it, to be read before it is opened.
@@ -75,7 +75,7 @@ class AnswerText(StreamedText):
         return themed_look(self, width)
 
 
-class ThinkingText(StreamedText):
+class PlainText(StreamedText):
     """Plain text, line by line."""
 
     def split(self, text: str) -> tuple[list[str], str]:

@@ -20,13 +20,14 @@ from textual.widgets import Static
 
 from dsv4_chat.messages import VersionWanted
 from dsv4_chat.plain_text import drawable
-from dsv4_chat.widgets.answer_text import AnswerText, ThinkingText
+from dsv4_chat.widgets.answer_text import AnswerText, PlainText
 
 if TYPE_CHECKING:
     from dsv4_chat.conversation import Node
 
 SHOWN_LINES: Final = 24
-"""Lines of a question before it is folded."""
+SHOWN_CHARACTERS: Final = 3000
+"""Lines and characters of a question before it is folded."""
 MAX_CALL_LINES: Final = 40
 """Lines of a tool call's arguments or result that are shown."""
 
@@ -44,7 +45,7 @@ class Thinking(Vertical):
         super().__init__(classes="thinking")
         self.tokens = tokens
         self._head = Static(classes="thinking-head", markup=False)
-        self._body = ThinkingText(text, classes="thinking-body")
+        self._body = PlainText(text, classes="thinking-body")
         self._body.display = self.is_open = is_open
 
     def compose(self) -> ComposeResult:
@@ -125,8 +126,11 @@ class Turn(Vertical, can_focus=True):
         self._thinking: Thinking | None = None
         self._answer: AnswerText | None = None
         self._foot = Static(classes="turn-foot", markup=False)
-        self._is_folded = node.role == "user" and node.content.count("\n") >= SHOWN_LINES
-        self._question = Static(self._question_text(), classes="question", markup=False)
+        self._can_fold = node.role == "user" and (
+            node.content.count("\n") >= SHOWN_LINES or len(node.content) > SHOWN_CHARACTERS
+        )
+        self._is_folded = self._can_fold
+        self._question = PlainText(self._question_text(), classes="question")
         self._is_drawn = False
         self._thought = self._said = self._called = 0
         self.set_class(not is_sent, "dropped")
@@ -203,13 +207,18 @@ class Turn(Vertical, can_focus=True):
         if self._version[1] > 1:
             self.post_message(VersionWanted(self.node.id, step))
 
-    def action_unfold(self) -> None:
+    async def action_unfold(self) -> None:
         """Fold or unfold what can be."""
         if self._thinking is not None:
             self._thinking.toggle()
-        elif self.node.role == "user":
+        elif self._can_fold:
             self._is_folded = not self._is_folded
-            self._question.update(self._question_text())
+            shown, self._question = (
+                self._question,
+                PlainText(self._question_text(), classes="question"),
+            )
+            await self.mount(self._question, before=self._foot)
+            await shown.remove()
 
     def _note_shown(self) -> None:
         node = self.node
@@ -231,12 +240,14 @@ class Turn(Vertical, can_focus=True):
         return self.node.outcome.thinking_tokens if self.node.outcome is not None else 0
 
     def _question_text(self) -> str:
-        text = drawable(self.node.content)
+        text = self.node.content
         if not self._is_folded:
             return text
-        lines = text.split("\n")
-        hidden = len(lines) - SHOWN_LINES // 2
-        return "\n".join([*lines[: SHOWN_LINES // 2], f"▸ {hidden:,} more lines"])
+        head = "\n".join(text.split("\n", SHOWN_LINES // 2)[: SHOWN_LINES // 2])
+        head = head[: SHOWN_CHARACTERS // 2]
+        lines = text[len(head) :].count("\n")
+        more = f"{lines:,} more lines" if lines else f"{len(text) - len(head):,} more characters"
+        return f"{head}\n▸ {more}; Enter unfolds them"
 
 
 def foot_of(node: Node, version: tuple[int, int]) -> str:
