@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -64,13 +63,13 @@ def _chat(options: LaunchOptions, settings: Settings) -> int:
     from dsv4_chat.app import ChatApp, Surroundings
     from dsv4_chat.engine_model import EngineModel
 
-    _log_to(settings.log_file)
+    unlogged = _log_to(settings.log_file)
     store, notices = _open_store(settings)
     model = EngineModel(settings.model, settings.engine_options())
     surroundings = Surroundings(
         store=store,
         editor=editor_of(settings, os.environ),
-        notices=notices,
+        notices=unlogged + notices,
     )
     app = ChatApp(model, settings, surroundings)
     app.run(mouse=settings.mouse)
@@ -104,18 +103,24 @@ def _open_store(settings: Settings) -> tuple[Store | None, tuple[str, ...]]:
         return None, (f"Conversations are not kept in this run: {error}",)
 
 
-def _log_to(path: str) -> None:
-    """Write the log to a file, or nowhere: the screen belongs to the app."""
+def _log_to(path: str) -> tuple[str, ...]:
+    """Write the log to a file, or nowhere: the screen belongs to the app.
+
+    Returns:
+        Why there is none although one was named; empty otherwise.
+    """
     logger = logging.getLogger()
+    logger.addHandler(logging.NullHandler())
     if not path:
-        logger.addHandler(logging.NullHandler())
-        return
-    handler: logging.Handler = logging.NullHandler()
-    with contextlib.suppress(OSError):
+        return ()
+    try:
         handler = logging.FileHandler(Path(path).expanduser(), encoding="utf-8")
+    except OSError as error:
+        return (f"No log is written: {path}: {error.strerror}",)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    return ()
 
 
 if __name__ == "__main__":
