@@ -578,7 +578,9 @@ int32_t dsv4_session_reply_json(dsv4_session *session, dsv4_text chat, const dsv
  * Example:  dsv4_session_save(session, "talk.dsv4s", NULL);  ...  dsv4_session_load(other, "talk.dsv4s", NULL); */
 
 /* Save to a file: written beside it, synced and then renamed, so that the old file or the new one is there
- * whatever happens. Progress counts bytes. Errors: IO, NO_SPACE, CANCELLED: the old file is intact; BUSY. */
+ * whatever happens; a program that is killed leaves its unfinished `.NAME.*.partial` behind. Progress counts bytes.
+ * Errors: INVALID_ARGUMENT (the path of a folder, device or pipe), NOT_FOUND (its folder), IO, NO_SPACE,
+ * CANCELLED: the old file is intact; BUSY. */
 int32_t dsv4_session_save(dsv4_session *session, const char *path, const dsv4_call *call);
 
 /* Replace the timeline by a saved one. Everything is verified before anything changes; on any error the
