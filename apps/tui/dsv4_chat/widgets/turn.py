@@ -168,6 +168,7 @@ class Turn(Vertical, can_focus=True):
         thought, said = node.reasoning[self._thought :], node.content[self._said :]
         calls = node.tool_calls[self._called :]
         self._note_shown()
+        self.refresh_foot()
         if thought:
             if self._thinking is None:
                 await self.mount(self._new_thinking("", 0), before=self._place)
@@ -255,7 +256,9 @@ def foot_of(node: Node, version: tuple[int, int]) -> str:
     pieces = []
     if version[1] > 1:
         pieces.append(f"◀ {version[0]}/{version[1]} ▶")
-    if node.role == "assistant":
+    if node.state == "streaming" and node.is_empty:
+        pieces.append("…")
+    elif node.role == "assistant":
         pieces += _ending(node)
     return " · ".join(pieces)
 
