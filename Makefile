@@ -41,7 +41,7 @@ INSTALL := $(PIP) --quiet --no-build-isolation --config-settings editable_mode=c
 
 # With job control the chat is a process group of its own: Ctrl+C stops its reply and not make.
 chat: $(STAMPS)/package
-	@if [ -t 0 ]; then set -m; fi; $(BIN)/edgedsv4 chat $(MODEL) $(ARGS)
+	@if [ -t 0 ]; then set -m; fi; $(BIN)/dsv4-chat $(MODEL) $(ARGS)
 
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(PYTEST)
