@@ -12,6 +12,7 @@ from textual.widgets import Button
 
 from dsv4_chat.chat_model import OutOfMemoryError
 from dsv4_chat.store import Store
+from dsv4_chat.widgets.welcome import Suggestion, Welcome
 from edgedsv4 import (
     BackendUnavailableError,
     CapacityError,
@@ -214,3 +215,19 @@ async def test_screen_follows_a_resize() -> None:
             await chat.pilot.pause()
             assert "You said: hello" in chat.shown
             assert chat.screen.focused is chat.prompt
+
+
+async def test_model_that_opens_while_the_welcome_view_comes_or_goes() -> None:
+    async with chatting() as chat:
+        assert chat.app.facts is not None
+        await chat.screen.clear_cards()
+        early = Welcome("scripted")
+        early.show_facts(chat.app.facts, "before")
+        await chat.screen.transcript.mount_extra(early)
+        await chat.pilot.pause()
+        assert len(early.query(Suggestion)) == 3
+        early.show_facts(chat.app.facts, "again")
+        await chat.pilot.pause()
+        assert "again" in chat.shown
+        await early.remove()
+        early.show_facts(chat.app.facts, "after")

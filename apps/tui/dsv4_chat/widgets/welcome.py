@@ -59,6 +59,8 @@ class Welcome(Vertical):
         self._headline = Static(drawable(model), id="welcome-model", markup=False)
         self._lines = Static("", id="welcome-lines", markup=False)
         self._plan = Static("", id="welcome-plan", markup=False)
+        self._area = Vertical(id="welcome-try")
+        self._offered: tuple[tuple[str, ...], str] = ((), "")
         self._bar = ProgressBar(id="welcome-bar", show_eta=False)
 
     def compose(self) -> ComposeResult:
@@ -66,7 +68,7 @@ class Welcome(Vertical):
         yield self._headline
         yield self._lines
         yield self._bar
-        yield Vertical(id="welcome-try")
+        yield self._area
         yield Static(KEYS, id="welcome-keys", markup=False)
         yield self._plan
 
@@ -84,7 +86,8 @@ class Welcome(Vertical):
         self._lines.update(drawable("\n".join(facts.notes)))
         self._plan.update(drawable(f"Memory: {'; '.join(facts.plan_lines)}."))
         self._plan.display = bool(facts.plan_lines)
-        self._show_suggestions(facts.prompts[:3], latest)
+        self._offered = (facts.prompts[:3], latest)
+        self._show_suggestions()
 
     def show_stopped(self) -> None:
         """It is not loaded; a card says why."""
@@ -92,15 +95,22 @@ class Welcome(Vertical):
         self._headline.update(f"{drawable(self._model)} is not loaded")
         self._lines.update("")
 
-    def _show_suggestions(self, prompts: tuple[str, ...], latest: str) -> None:
-        area = self.query_one("#welcome-try", Vertical)
+    def on_mount(self) -> None:
+        """Show what was known before there was a place for it."""
+        self._show_suggestions()
+
+    def _show_suggestions(self) -> None:
+        area = self._area
+        if not area.is_mounted or not area.is_attached:
+            return  # it is not there yet, or not any more
+        prompts, latest = self._offered
         area.remove_children()
         if prompts:
             area.mount(Static("Try one (Tab, then Enter):", markup=False))
             area.mount_all(Suggestion(text) for text in prompts)
         if latest:
             area.mount(
-                Static(f"Ctrl+O goes on with “{drawable(latest)}”", id="latest", markup=False)
+                Static(f"Ctrl+O goes on with “{drawable(latest)}”", classes="latest", markup=False)
             )
 
 
