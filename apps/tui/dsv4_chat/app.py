@@ -6,6 +6,7 @@ behind the first screen, and leaving saves what is worth saving but never waits 
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import tempfile
@@ -16,12 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import textual.constants
 from textual.app import App, SuspendNotSupported
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from dsv4_chat.chat_model import Progress
 from dsv4_chat.conversation_keeper import ConversationKeeper
+from dsv4_chat.end_signals import when_asked_to_end
 from dsv4_chat.messages import ModelOpened, OpeningAdvanced, OpeningFailed
 from dsv4_chat.model_thread import ModelThread
 from dsv4_chat.screens.chat import ChatScreen
@@ -30,6 +33,8 @@ from edgedsv4 import ConfigError, Dsv4Error, StorageError
 
 if TYPE_CHECKING:
     import asyncio
+
+    from textual.driver import Driver
 
     from dsv4_chat.chat_model import ChatModel, ModelFacts
     from dsv4_chat.screens.conversations import ConversationsScreen
@@ -95,14 +100,24 @@ class ChatApp(App[None]):
         self._notices = around.notices
         self._reported = 0.0
         self._is_leaving = False
+        self._status = 0
 
     def on_mount(self) -> None:
         """Show the chat, then load the model behind it."""
         use_theme(self, self.settings.theme)
         self.thread.start()
+        when_asked_to_end(self.end)
         for notice in self._notices:
             self.notify(notice, severity="warning", markup=False)
         self.call_after_refresh(self.open_model)
+
+    def get_driver_class(self) -> type[Driver]:
+        """The driver that lasts, where there is one for this system."""
+        if os.name != "posix" or textual.constants.DRIVER is not None:
+            return super().get_driver_class()
+        from dsv4_chat.terminal import TerminalDriver
+
+        return TerminalDriver
 
     def get_default_screen(self) -> Screen[None]:
         """The chat is the only screen below the others."""
@@ -202,10 +217,17 @@ class ChatApp(App[None]):
         """Leave; a second time without saving what takes long."""
         if self._is_leaving:
             self.model.cancel()
-            self.exit()
+            self.exit(return_code=self._status)
             return
         self._is_leaving = True
         self.run_worker(self._leave(), group="leave")
+
+    def end(self, status: int) -> None:
+        """Leave as with the key, because a signal asks for it or the terminal is gone."""
+        # A terminal that is closed says so twice.
+        if not (self._is_leaving or self._status):
+            self._status = status
+            self.call_later(self.action_leave)
 
     async def _leave(self) -> None:
         await self.chat.stop_and_wait(seconds=CLOSING_SECONDS)
@@ -218,7 +240,7 @@ class ChatApp(App[None]):
             await self.thread.submit(self.model.close)
         else:
             self.model.cancel()
-        self.exit()
+        self.exit(return_code=self._status)
 
     async def _open(self) -> None:
         try:

@@ -1,0 +1,114 @@
+"""What rough users and broken surroundings do to the app: nothing said is lost by it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import threading
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chat_pilot import chatting
+from scripted_model import ScriptedModel, Wait
+from textual.app import App
+from textual.message import Message
+
+from dsv4_chat.app import ChatApp
+from dsv4_chat.settings import Settings
+from dsv4_chat.store import Store
+from dsv4_chat.terminal import LastingFile, TerminalDriver
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_signal_saves_the_reply_that_is_written(tmp_path: Path, number: int) -> None:
+    store = Store(tmp_path)
+    model = ScriptedModel(script=[["Half a ", "story", Wait(threading.Event())]])
+    async with chatting(model, store=store) as chat:
+        await chat.type("tell me")
+        await chat.press("enter")
+        await chat.until(lambda: chat.said[-1:] == ["Half a story"])
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)  # a terminal that is closed says so more than once
+        await chat.until(lambda: not chat.app.is_running)
+        assert chat.app.return_code == 128 + number
+    newest = store.latest()
+    assert newest is not None
+    assert [node.content for node in store.load(newest).path()] == ["tell me", "Half a story"]
+    assert len(model.saved) == 1
+    store.close()
+
+
+def test_driver_is_ours() -> None:
+    assert ChatApp(ScriptedModel(), Settings()).driver_class is TerminalDriver
+
+
+class Listener(App[None]):
+    """Notes what a driver says."""
+
+    def __init__(self) -> None:
+        super().__init__(driver_class=TerminalDriver)
+        self.statuses: list[int] = []
+
+    def end(self, status: int) -> None:
+        self.statuses.append(status)
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Both ends of a pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    for descriptor in (ours, theirs):
+        try:
+            os.close(descriptor)
+        except OSError:
+            continue
+
+
+async def read_keys(
+    descriptor: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Message], Listener]:
+    """A driver whose input thread reads from a descriptor, run in this thread until its end."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGCONT)}
+    app = Listener()
+    driver = TerminalDriver(app)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    driver.fileno = descriptor
+    said: list[Message] = []
+    monkeypatch.setattr(driver, "process_message", said.append)
+    monkeypatch.setattr(
+        app, "call_later", lambda callback, *arguments: callback(*arguments) or True
+    )
+    driver.run_input_thread()
+    return said, app
+
+
+async def test_bytes_that_are_no_text_do_not_end_the_program(
+    terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = terminal
+    tty.setraw(theirs)
+    os.write(ours, b"a\xff\x9b\xe9tb")
+    threading.Timer(0.3, os.close, (ours,)).start()
+    said, app = await read_keys(theirs, monkeypatch)
+    typed = "".join(getattr(message, "character", None) or "" for message in said)
+    assert typed == "a\ufffd\ufffd\ufffdtb"
+    assert app.statuses == [128 + signal.SIGHUP]
+
+
+async def test_drawing_on_a_terminal_that_is_gone_is_no_error(terminal: tuple[int, int]) -> None:
+    ours, theirs = terminal
+    with os.fdopen(os.dup(theirs), "w", encoding="utf-8") as file:
+        lasting = LastingFile(file)
+        lasting.write("x\ud800y")
+        lasting.flush()
+        assert os.read(ours, 100) == b"x?y"
+        os.close(ours)
+        for _ in range(3):
+            assert lasting.write("gone" * 5000) == 20000
+            lasting.flush()
+        assert lasting.fileno() == file.fileno()
