@@ -221,19 +221,19 @@ typedef struct dsv4_engine_options {
     int32_t context;          /* tokens of a session; 0: the least of the model's limit, 32,768 and memory */
     int32_t threads;          /* 1..1024; 0: the physical cores, or one for a tiny model */
     int32_t pin_threads;      /* nonzero: each thread keeps to one CPU */
-    int32_t prefill_chunk;    /* tokens evaluated at once, 1..65,536 */
-    int32_t draft;            /* tokens the MTP block drafts ahead, 0..8; the text stays the same */
+    int32_t prefill_chunk;    /* tokens evaluated at once, 1..65,536, by default 256 */
+    int32_t draft;            /* tokens the MTP block drafts ahead, 0 (the default)..8; the text stays the same */
     int32_t verify;           /* nonzero: read every tensor and refuse NaN or infinite scales */
     int32_t sigbus_guard;     /* nonzero: a file that shrinks while open is an error, not a crash; installs a
                                  SIGBUS handler */
-    const char *device;       /* "auto", "cpu", "cuda:0" */
+    const char *device;       /* "auto" (the default), "cpu", "cuda:0" */
     const char *profile;      /* "default" or "exact" */
-    const char *backend;      /* "auto", "native", "reference", "triton" */
-    const char *dtype;        /* "f32", "f64", "bf16" */
+    const char *backend;      /* "auto" (the default), "native", "reference", "triton" */
+    const char *dtype;        /* "f32" (the default), "f64", "bf16" */
     const char *draft_model;  /* file with the MTP block; NULL: inside the model, or beside a shipped one */
     int64_t ram_bytes;        /* budget; 0: what the machine has */
     int64_t vram_bytes;       /* budget on the device; 0: what is free */
-    int64_t checkpoint_bytes; /* for turn checkpoints of a session, 0..2^50 */
+    int64_t checkpoint_bytes; /* for turn checkpoints of a session, 0..2^50, by default 2^30 */
 } dsv4_engine_options;
 
 /* Fill in the defaults. struct_size: sizeof(dsv4_engine_options). The texts live for ever. Example:
@@ -331,8 +331,8 @@ typedef struct dsv4_message {
 typedef struct dsv4_prompt_options {
     uint32_t struct_size;
     int32_t keep_thinking;           /* nonzero: keep the reasoning before the last question */
-    const char *thinking;            /* "none", "low", "high", "max", "1".."100"; which ones a model has depends
-                                        on its variant */
+    const char *thinking;            /* "none", "low", "high" (the default), "max", "1".."100"; which ones a model
+                                        has depends on its variant */
     dsv4_text tools_json;            /* array of function schemas, bare or as OpenAI wraps them; empty: none */
     dsv4_text tool_choice_json;      /* "\"auto\"", "\"none\"", "\"required\"" or OpenAI's object; empty: auto */
     dsv4_text response_format_json;  /* JSON schema of the reply; empty: free text */
@@ -403,15 +403,15 @@ typedef struct dsv4_bias {
 
 typedef struct dsv4_sampling_options {
     uint32_t struct_size;
-    int32_t top_k;             /* the k likeliest; 0: all */
-    double temperature;        /* 0..100; 0: the likeliest, of equals the lowest id */
-    double top_p;              /* above 0, at most 1 */
-    double min_p;              /* share of the likeliest's probability, 0..1 */
-    double repetition_penalty; /* above 0, at most 100; 1: none */
-    double presence_penalty;   /* -100..100 */
-    double frequency_penalty;  /* -100..100 */
-    int64_t seed;              /* 0..2^63-1; -1: a new one each time */
-    int32_t max_tokens;        /* to generate at most; 0: until the context is full */
+    int32_t top_k;             /* the k likeliest; 0, the default: all */
+    double temperature;        /* 0..100, by default 1; 0: the likeliest, of equals the lowest id */
+    double top_p;              /* above 0, at most 1, the default */
+    double min_p;              /* share of the likeliest's probability, 0..1; by default 0 */
+    double repetition_penalty; /* above 0, at most 100; 1, the default: none */
+    double presence_penalty;   /* -100..100, by default 0 */
+    double frequency_penalty;  /* -100..100, by default 0 */
+    int64_t seed;              /* 0..2^63-1; -1, the default: a new one each time */
+    int32_t max_tokens;        /* to generate at most; 0, the default: until the context is full */
     int32_t reserved;          /* 0 */
     const dsv4_bias *bias;     /* optional */
     size_t bias_count;

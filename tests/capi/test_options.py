@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from edgedsv4 import EngineOptions, PromptOptions, SamplingOptions
 from edgedsv4.capi.bridge import ffi
 from edgedsv4.capi.chat import _DEFAULTS as PROMPT
 from edgedsv4.capi.chat import prompt_options_of
+from edgedsv4.capi.header import header_path
 from edgedsv4.capi.model import _DEFAULTS as ENGINE
 from edgedsv4.capi.model import options_of
 from edgedsv4.capi.sampling import _DEFAULTS as SAMPLING
@@ -94,3 +96,32 @@ def test_biases_are_taken_over() -> None:
     struct.bias = pairs = ffi.new("dsv4_bias[]", [(3, 0.5), (7, float("-inf"))])
     struct.bias_count = len(pairs)
     assert sampling_options_of(struct).logit_bias == {3: 0.5, 7: float("-inf")}
+
+
+@pytest.mark.parametrize(
+    ("member", "said", "default"),
+    [
+        ("temperature", "by default 1;", SamplingOptions().temperature == 1),
+        ("top_p", "1, the default", SamplingOptions().top_p == 1),
+        ("min_p", "by default 0", SamplingOptions().min_p == 0),
+        ("repetition_penalty", "1, the default", SamplingOptions().repetition_penalty == 1),
+        ("presence_penalty", "by default 0", SamplingOptions().presence_penalty == 0),
+        ("frequency_penalty", "by default 0", SamplingOptions().frequency_penalty == 0),
+        ("top_k", "0, the default", SamplingOptions().top_k == 0),
+        ("seed", "-1, the default", SamplingOptions().seed is None),
+        ("max_tokens", "0, the default", SamplingOptions().max_tokens is None),
+        ("thinking", '"high" (the default)', PromptOptions().thinking == "high"),
+        ("prefill_chunk", "by default 256", EngineOptions().prefill_chunk == 256),
+        ("draft", "0 (the default)", EngineOptions().draft == 0),
+        ("device", '"auto" (the default)', EngineOptions().device == "auto"),
+        ("backend", '"auto" (the default)', EngineOptions().backend == "auto"),
+        ("dtype", '"f32" (the default)', EngineOptions().dtype == "f32"),
+        ("checkpoint_bytes", "by default 2^30", EngineOptions().checkpoint_bytes == 1 << 30),
+    ],
+)
+def test_the_header_says_the_defaults(member: str, said: str, default: bool) -> None:
+    text = header_path().read_text(encoding="utf-8")
+    comment = re.search(rf"\b\*?{member};\s*/\*(.*?)\*/", text, re.DOTALL)
+    assert comment is not None
+    assert said in comment[1]
+    assert default
