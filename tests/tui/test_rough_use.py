@@ -7,18 +7,20 @@ import pty
 import signal
 import threading
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chat_pilot import chatting
-from scripted_model import ScriptedModel, Wait
+from chat_pilot import Ticks, chatting
+from scripted_model import ScriptedModel, Step, Wait
 from textual.app import App
 from textual.message import Message
 
 from dsv4_chat.app import ChatApp
+from dsv4_chat.dialogue import PARTIAL_SECONDS
 from dsv4_chat.settings import Settings
 from dsv4_chat.store import Store
+from dsv4_chat.store_errors import StoreError
 from dsv4_chat.terminal import LastingFile, TerminalDriver
 
 
@@ -112,3 +114,83 @@ async def test_drawing_on_a_terminal_that_is_gone_is_no_error(terminal: tuple[in
             assert lasting.write("gone" * 5000) == 20000
             lasting.flush()
         assert lasting.fileno() == file.fileno()
+
+
+class FullDisk:
+    """Makes the writes of a store fail while it is full."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = True
+        for name in ("save_node", "save_whole", "save_conversation"):
+            monkeypatch.setattr(store, name, self._guarded(getattr(store, name)))
+
+    def _guarded(self, write: Callable[..., None]) -> Callable[..., None]:
+        def guarded(*arguments: object) -> None:
+            if self.is_full:
+                raise StoreError("the disk is full")
+            write(*arguments)
+
+        return guarded
+
+
+async def test_turns_that_could_not_be_saved_are_saved_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    disk = FullDisk(store, monkeypatch)
+    async with chatting(ScriptedModel(script=[["a"], ["b"]]), store=store) as chat:
+        await chat.ask("first")
+        assert store.latest() is None
+        assert any("the disk is full" in toast for toast in chat.toasts)
+        disk.is_full = False
+        await chat.ask("second")
+        newest = store.load(store.latest() or "")
+        assert [node.content for node in newest.path()] == ["first", "a", "second", "b"]
+        await chat.press("ctrl+n")
+        await chat.idle()
+        assert chat.said == []
+    store.close()
+
+
+@pytest.mark.parametrize("key", ["ctrl+n", "ctrl+q"])
+async def test_conversation_that_is_not_saved_is_left_on_the_second_press_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    store = Store(tmp_path)
+    FullDisk(store, monkeypatch)
+    async with chatting(ScriptedModel(script=[["a"]]), store=store) as chat:
+        await chat.ask("first")
+        await chat.press(key)
+        await chat.until(lambda: any("would be lost" in toast for toast in chat.toasts))
+        await chat.idle()
+        assert chat.said == ["first", "a"]
+        await chat.press(key)
+        await chat.until(lambda: not chat.app.is_running or chat.said == [])
+    store.close()
+
+
+async def test_long_reply_is_saved_while_it_is_written(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    clock = Ticks()
+    release = threading.Event()
+
+    def wait_long() -> None:
+        clock.now += PARTIAL_SECONDS + 1
+
+    script: list[Step] = ["Half ", wait_long, "a story", Wait(release), ", and its end"]
+    async with chatting(ScriptedModel(script=[script]), store=store) as chat:
+        chat.app.clock = clock
+        await chat.type("tell me")
+        await chat.press("enter")
+        await chat.until(lambda: chat.said[-1:] == ["Half a story"])
+
+        def written() -> list[str]:
+            with store._reading() as connection:
+                return [row[0] for row in connection.execute("SELECT content FROM nodes")]
+
+        await chat.until(lambda: written() == ["tell me", "Half a story"])
+        release.set()
+        await chat.idle()
+        assert chat.said[-1] == "Half a story, and its end"
+        assert chat.path[-1].state == "complete"
+    store.close()

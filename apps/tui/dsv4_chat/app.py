@@ -232,6 +232,9 @@ class ChatApp(App[None]):
     async def _leave(self) -> None:
         await self.chat.stop_and_wait(seconds=CLOSING_SECONDS)
         await self.keeper.save_options()
+        if not self._status and self.chat.dialogue.would_lose():
+            self._is_leaving = False
+            return
         if self.facts is not None:
             saved = self.save_state()
             if saved is not None:

@@ -43,6 +43,8 @@ class ConversationKeeper:
         self._evaluated: str | None = None
         """Id of the conversation whose state the model has."""
         self._is_state_saved = True
+        self._behind: str | None = None
+        """Id of the conversation of which a turn could not be written."""
 
     def new(self) -> Conversation:
         """An empty conversation as the settings want it; it becomes the current one."""
@@ -69,18 +71,38 @@ class ConversationKeeper:
     async def save_turn(self, node: Node) -> None:
         """Write one turn; a failure is told and nothing is lost from the view."""
         conversation = self.current
-        await self._store(lambda store: store.save_node(conversation, node))
+        if self.is_behind:
+            await self.save_whole()
+        else:
+            await self._store(lambda store: store.save_node(conversation, node))
+
+    async def save_partial(self, node: Node) -> None:
+        """Write a turn that grows, so that a crash loses little of it; a failure is only noted."""
+        conversation, store = self.current, self.store
+        if store is None or self.is_behind:
+            return
+        try:
+            await asyncio.to_thread(store.save_node, conversation, node)
+        except StoreError as error:
+            logger.warning("a reply in progress was not saved: %s", error)
 
     async def save_options(self) -> None:
         """Write title, options and the shown path, once there is a turn to keep."""
         conversation = self.current
-        if conversation.nodes:
+        if self.is_behind:
+            await self.save_whole()
+        elif conversation.nodes:
             await self._store(lambda store: store.save_conversation(conversation))
 
     async def save_whole(self) -> None:
-        """Write a conversation that was not stored before."""
+        """Write a conversation with turns that were not stored before."""
         conversation = self.current
         await self._store(lambda store: store.save_whole(conversation))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether turns of the current conversation are not on disk, because writing failed."""
+        return self._behind == self.current.id
 
     async def load(self, conversation_id: str) -> Conversation:
         """Read a conversation; it becomes the current one.
@@ -169,7 +191,12 @@ class ConversationKeeper:
     async def _store(self, write: Callable[[Store], None]) -> None:
         if self.store is None:
             return
+        conversation = self.current.id
         try:
             await asyncio.to_thread(write, self.store)
         except StoreError as error:
+            self._behind = conversation
             self._complain(str(error))
+        else:
+            if self._behind == conversation:
+                self._behind = None

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PARTIAL_SECONDS = 5.0
+"""Time between two writes of a reply in progress: what a crash loses of it."""
+
 Again = Callable[[], Awaitable[None]]
 
 
@@ -49,6 +52,8 @@ class Dialogue:
         self._worker: Worker[None] | None = None
         self._lock = asyncio.Lock()
         self._again: Again | None = None
+        self._warned: str | None = None
+        """The conversation that is not saved and may be left all the same."""
         self._failed_question: Node | None = None
         """The question that left the shown path when it failed."""
 
@@ -167,6 +172,8 @@ class Dialogue:
         """Begin an empty conversation."""
         await self.stop_and_wait()
         await self._keeper.save_options()
+        if self.would_lose():
+            return
         if self.conversation.nodes:
             self._app.save_state()
             self._keeper.new()
@@ -178,6 +185,8 @@ class Dialogue:
         if conversation_id == self.conversation.id:
             return
         await self._keeper.save_options()
+        if self.would_lose():
+            return
         try:
             self._app.save_state()
             await self._keeper.load(conversation_id)
@@ -186,6 +195,19 @@ class Dialogue:
             return
         await self.show()
         await self._app.load_state(conversation_id)
+
+    def would_lose(self) -> bool:
+        """Whether leaving loses turns that could not be saved; said once, then it is wanted."""
+        conversation = self.conversation.id
+        if not self._keeper.is_behind or self._warned == conversation:
+            return False
+        self._warned = conversation
+        self._view.tell(
+            "This conversation is not saved and would be lost: /export md FILE writes it elsewhere;"
+            " the same key again leaves it.",
+            is_error=True,
+        )
+        return True
 
     async def deleted(self, conversation_id: str) -> None:
         """A conversation is gone from the disk; the shown one goes from the screen as well."""
@@ -292,8 +314,13 @@ class Dialogue:
         self, run: ReplyRun, asked: Question, typed: str, previous: int | None
     ) -> None:
         node = run.node
+        saved = self._app.clock()
 
         async def show() -> None:
+            nonlocal saved
+            if self._app.clock() - saved > PARTIAL_SECONDS:
+                saved = self._app.clock()
+                await self._keeper.save_partial(node)
             turn = self._view.transcript.turn_of(node.id)
             if turn is not None:
                 await turn.catch_up(run.thinking_tokens)
