@@ -48,7 +48,7 @@ class Settings:
 
     system: str = ""
     """System message of new conversations; empty for none."""
-    think: str = "none"
+    think: str = "high"
     """Thinking mode of new conversations: none, low, high, max or a number 1..100, as the model
     has it."""
     temperature: float = 1.0
