@@ -116,7 +116,7 @@ static void wild_lengths(void)
     }
     CHECK("length.wild", is_right);
     dsv4_tokenize(engine, run_of("x", (size_t)-2), 0, NULL, 0, &size);
-    CHECK("length.is_named", strcmp(last_error().name, "size") == 0);
+    CHECK("length.is_named", strcmp(last_error().name, "text.size") == 0);
     MUST(dsv4_session_free(session));
 }
 

@@ -45,6 +45,8 @@ class ConversationMachine(RuleBasedStateMachine):
 
     @rule(role=ROLES, text=TEXTS, state=STATES)
     def append(self, role: str, text: str, state: str) -> None:
+        if role != "assistant" and state == "streaming":
+            state = "complete"  # only replies stream
         node = self.conversation.append(role, text, state=state)  # type: ignore[arg-type]  # drawn
         self.added(node, self.shown, text)
 

@@ -323,6 +323,8 @@ def test_missing_extension_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch)
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(sigbus._State, "library", None)
+    # A command that another test ran in this process may have installed it.
+    monkeypatch.setattr(sigbus._State, "installed", False)
     monkeypatch.setattr(importlib, "import_module", refuse)
     with pytest.raises(BackendUnavailableError, match="pip install -e"):
         sigbus.install_guard()

@@ -36,7 +36,8 @@ def test_every_operation_that_dispatches_is_listed() -> None:
     folder = Path(dispatch.__file__).parent
     sources = [path.read_text() for path in folder.glob("*.py")]
     named = {s.split('operation="')[1].split('"')[0] for s in sources if 'operation="' in s}
-    assert named == set(OPERATIONS)
+    # Choosing a token is no part of a forward, and does not follow the engine's backend.
+    assert named == {*OPERATIONS, "sample"}
 
 
 def test_auto_takes_the_c_kernels(checkpoint: Checkpoint) -> None:
