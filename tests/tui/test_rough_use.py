@@ -8,20 +8,29 @@ import signal
 import threading
 import tty
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from chat_pilot import Ticks, chatting
 from scripted_model import ScriptedModel, Step, Wait
-from textual.app import App
+from textual.app import App, ComposeResult
 from textual.message import Message
 
+from dsv4_chat import __main__ as program
 from dsv4_chat.app import ChatApp
 from dsv4_chat.dialogue import PARTIAL_SECONDS
 from dsv4_chat.settings import Settings
 from dsv4_chat.store import Store
 from dsv4_chat.store_errors import StoreError
 from dsv4_chat.terminal import LastingFile, TerminalDriver
+from dsv4_chat.widgets.answer_text import AnswerText
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from dsv4_chat.widgets.streamed_text import Look
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -194,3 +203,67 @@ async def test_long_reply_is_saved_while_it_is_written(tmp_path: Path) -> None:
         assert chat.said[-1] == "Half a story, and its end"
         assert chat.path[-1].state == "complete"
     store.close()
+
+
+async def test_editor_that_cannot_be_started_gives_the_screen_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with chatting(editor="/nonexistent/editor") as chat:
+        steps = []
+
+        @contextmanager
+        def suspend() -> Iterator[None]:
+            steps.append("away")
+            yield
+            steps.append("back")  # as in Textual, an error would pass this by
+
+        monkeypatch.setattr(chat.app, "suspend", suspend)
+        await chat.type("kept")
+        await chat.press("ctrl+x")
+        assert steps == ["away", "back"]
+        assert chat.prompt.text == "kept"
+        assert any("/nonexistent/editor" in toast for toast in chat.toasts)
+
+
+def test_interrupt_before_the_screen_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "_chat", interrupt)
+    assert program.main(["--settings", str(tmp_path / "none.toml")]) == 130
+
+
+class Counting(AnswerText):
+    """Counts the characters that are drawn."""
+
+    drawn_characters = 0
+
+    def renderable(self, chunk: str, look: Look) -> RenderableType:
+        self.drawn_characters += len(chunk)
+        return super().renderable(chunk, look)
+
+
+class CountingApp(App[None]):
+    def compose(self) -> ComposeResult:
+        yield Counting()
+
+
+@pytest.mark.parametrize("before", ["", "A text.\n\n"])
+async def test_long_code_block_is_not_drawn_again_with_every_token(before: str) -> None:
+    lines = [f"x = {n}" if n % 7 else "" for n in range(400)]
+    code = "```python\n" + "\n".join(lines) + "\nend\n```\n"
+    async with CountingApp().run_test() as pilot:
+        answer = pilot.app.query_one(Counting)
+        answer.grow(before)
+        for place in range(0, len(code), 20):
+            answer.grow(code[place : place + 20])
+            answer.get_content_height(answer.size, answer.size, 70)
+        growing = [strip.text for strip in answer._draw(70).strips + answer._draw(70).rest]
+        assert answer.drawn_characters < 60 * len(code)
+        answer.finish()
+        drawn = answer._draw(70)
+        assert growing == [strip.text for strip in drawn.strips]
+        shown = [strip.text.strip() for strip in drawn.strips]
+        assert shown[-400:] == [*lines[1:], "end"]

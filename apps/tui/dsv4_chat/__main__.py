@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Dsv4Error as error:
         sys.stderr.write(f"dsv4-chat: {error}\n")
         return 2
+    except KeyboardInterrupt:  # before the screen is there
+        sys.stderr.write("\n")
+        return 130
 
 
 def start() -> None:

@@ -183,8 +183,15 @@ class ChatApp(App[None]):
             path.write_text(text, encoding="utf-8")
             try:
                 command = [*shlex.split(self.editor), str(path)]
+                status: int | OSError
                 with self.suspend():
-                    status = subprocess.run(command, check=False).returncode
+                    # An error that left this block would leave the screen away.
+                    try:
+                        status = subprocess.run(command, check=False).returncode
+                    except OSError as error:
+                        status = error
+                if isinstance(status, OSError):
+                    raise status
                 if status:
                     raise StorageError(f"ended with status {status}", path=self.editor)
                 return path.read_text(encoding="utf-8").removesuffix("\n")

@@ -7,10 +7,11 @@ on the screen, and the address of a link stands behind it, to be read before it 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -44,6 +45,9 @@ def _keep_breaks(state: StateCore) -> None:
 
 
 _PARSER = answer_parser()
+_FENCE = re.compile(r" {0,3}(`{3,}[^`]*|~{3,}.*)")
+PIECE_LINES: Final = 40
+"""Lines of a code block that is being written that are drawn at once."""
 
 
 class AnswerText(StreamedText):
@@ -61,6 +65,19 @@ class AnswerText(StreamedText):
         edges = [0, *starts[1:]]
         blocks = ["\n".join(lines[start:end]) for start, end in pairwise(edges)]
         return blocks, "\n".join(lines[edges[-1] :])
+
+    def pieces(self, rest: str) -> list[str]:
+        """A long code block by its lines, so that its beginning is not coloured again and again."""
+        head, *lines = rest.split("\n")
+        if len(lines) < 2 * PIECE_LINES or not _FENCE.fullmatch(head):
+            return [rest]
+        pieces, start = [], 0
+        # Empty lines at an edge would not be drawn.
+        for end in range(1, len(lines)):
+            if end - start >= PIECE_LINES and lines[end - 1].strip() and lines[end].strip():
+                pieces.append("\n".join((head, *lines[start:end])))
+                start = end
+        return [*pieces, "\n".join((head, *lines[start:]))]
 
     def renderable(self, chunk: str, look: Look) -> RenderableType:
         """Markdown; what cannot be drawn as such is plain text."""

@@ -44,6 +44,8 @@ class _Drawn:
     chunks: int = 0
     """Chunks that the strips hold; the rest stands behind them."""
     rest: list[Strip] = field(default_factory=list)
+    pieces: list[list[Strip]] = field(default_factory=list)
+    """Of the rest, those that no later text changes."""
 
 
 class StreamedText(Widget):
@@ -69,6 +71,10 @@ class StreamedText(Widget):
     def split(self, text: str) -> tuple[list[str], str]:
         """Chunks that are finished, and the rest that may still change."""
         raise NotImplementedError
+
+    def pieces(self, rest: str) -> list[str]:
+        """The rest in pieces that look as one; more text changes only the last of them."""
+        return [rest]
 
     def renderable(self, chunk: str, look: Look) -> RenderableType:
         """How a chunk looks."""
@@ -146,12 +152,22 @@ class StreamedText(Widget):
             self._drawn = drawn = _Drawn(self.look(max(width, 1)))
         look = drawn.look
         for chunk in self._chunks[drawn.chunks :]:
-            drawn.rest = []
+            drawn.rest, drawn.pieces = [], []
             drawn.strips += self._strips(chunk, look, is_first=not drawn.strips)
         drawn.chunks = len(self._chunks)
         if not drawn.rest and self._rest.strip():
-            drawn.rest = self._strips(self._rest, look, is_first=not drawn.strips, is_rest=True)
+            drawn.rest = self._rest_strips(drawn)
         return drawn
+
+    def _rest_strips(self, drawn: _Drawn) -> list[Strip]:
+        *still, moving = self.pieces(self._rest)
+        for piece in (*still[len(drawn.pieces) :], moving):
+            is_first = bool(drawn.pieces) or not drawn.strips
+            strips = self._strips(piece, drawn.look, is_first=is_first, is_rest=True)
+            drawn.pieces.append(strips)
+        rest = [strip for strips in drawn.pieces for strip in strips]
+        drawn.pieces.pop()  # the one that more text changes
+        return rest
 
     def _strips(
         self, chunk: str, look: Look, *, is_first: bool, is_rest: bool = False
