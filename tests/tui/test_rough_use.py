@@ -267,3 +267,30 @@ async def test_long_code_block_is_not_drawn_again_with_every_token(before: str) 
         assert growing == [strip.text for strip in drawn.strips]
         shown = [strip.text.strip() for strip in drawn.strips]
         assert shown[-400:] == [*lines[1:], "end"]
+
+
+async def test_opening_the_shown_conversation_does_not_stop_its_reply(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    release = threading.Event()
+    script: list[Step] = ["Half ", Wait(release), "and the rest"]
+    async with chatting(ScriptedModel(script=[script]), store=store) as chat:
+        await chat.type("tell me")
+        await chat.press("enter")
+        await chat.until(lambda: chat.said[-1:] == ["Half "])
+        dialogue = chat.screen.dialogue
+        await dialogue.open(dialogue.conversation.id)
+        assert dialogue.run is not None
+        release.set()
+        await chat.idle()
+        assert chat.said[-1] == "Half and the rest"
+        assert chat.path[-1].state == "complete"
+    store.close()
+
+
+async def test_new_chat_does_not_count_the_context_of_the_one_before() -> None:
+    async with chatting() as chat:
+        await chat.ask("some words of a question")
+        assert "ctx 0/1,000" not in chat.shown
+        await chat.press("ctrl+n")
+        await chat.idle()
+        assert "ctx 0/1,000" in chat.shown

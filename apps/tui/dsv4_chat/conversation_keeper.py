@@ -115,6 +115,11 @@ class ConversationKeeper:
         self.current = await asyncio.to_thread(self.store.load, conversation_id)
         return self.current
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether what the model has evaluated is of the current conversation."""
+        return self._evaluated == self.current.id
+
     def evaluated(self) -> None:
         """The model has worked on the current conversation."""
         self._evaluated, self._is_state_saved = self.current.id, False

@@ -181,9 +181,9 @@ class Dialogue:
 
     async def open(self, conversation_id: str) -> None:
         """Go on with a saved conversation."""
-        await self.stop_and_wait()
         if conversation_id == self.conversation.id:
             return
+        await self.stop_and_wait()
         await self._keeper.save_options()
         if self.would_lose():
             return

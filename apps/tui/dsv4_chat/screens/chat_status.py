@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dsv4_chat.widgets.status_bar import StatusFacts
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 def status_facts(app: ChatApp, dialogue: Dialogue) -> StatusFacts:
     """Look at the model, the reply in progress and the conversation; never waits."""
     conversation, run = dialogue.conversation, dialogue.run
+    memory = app.model.status()
     activity, rate, prefill, remaining = "ready", 0.0, None, None
     if app.facts is None:
         activity = "loading" if app.opening is not None else "no model"
@@ -34,7 +36,7 @@ def status_facts(app: ChatApp, dialogue: Dialogue) -> StatusFacts:
         tokens_per_second=rate,
         prefill=prefill,
         remaining_seconds=remaining,
-        memory=app.model.status(),
+        memory=memory if app.keeper.is_evaluated else replace(memory, length=0),
         thinking=str(conversation.thinking),
         model=app.settings.model if app.facts is None else app.facts.name,
     )
