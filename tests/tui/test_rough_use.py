@@ -294,3 +294,17 @@ async def test_new_chat_does_not_count_the_context_of_the_one_before() -> None:
         await chat.press("ctrl+n")
         await chat.idle()
         assert "ctx 0/1,000" in chat.shown
+
+
+async def test_very_low_terminal_shows_answer_prompt_and_status() -> None:
+    async with chatting(ScriptedModel(script=[["the answer"]]), size=(20, 5)) as chat:
+        await chat.ask("hello")
+        await chat.type("next")
+        lines = chat.shown.split("\n")
+        assert "next" in lines[-2]
+        assert "ready" in lines[-1]
+        assert "2 tokens" in chat.shown or "the answer" in chat.shown
+        assert chat.screen.max_scroll_y == 0
+        await chat.pilot.resize_terminal(80, 24)
+        await chat.pilot.pause()
+        assert "hello" in chat.shown.split("\n")[0]

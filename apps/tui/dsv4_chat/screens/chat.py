@@ -67,6 +67,7 @@ class ChatScreen(Screen[None]):
     """
 
     AUTO_FOCUS = "#prompt"
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (9, "-tall")]  # noqa: RUF012  # as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Stop the reply; close a list; back to the prompt"),
         Binding("ctrl+c", "interrupt", "Stop the reply; clear the prompt; twice: quit"),
