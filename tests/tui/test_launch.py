@@ -39,13 +39,15 @@ def test_model_is_the_shipped_one_without_a_name() -> None:
         (["--temp", "-1"], "temperature"),
         (["--think", "loud"], "think"),
         (["--settings", "{folder}"], "Is a directory"),
+        (["--settings", "{folder}/none.toml"], "none.toml: no such settings file"),
     ],
 )
 def test_what_is_refused_is_one_line_that_names_it(
     arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [argument.format(folder=tmp_path) for argument in arguments]
-    assert main(["--settings", str(tmp_path / "none.toml"), *arguments]) == 2
+    (tmp_path / "empty.toml").touch()
+    assert main(["--settings", str(tmp_path / "empty.toml"), *arguments]) == 2
     error = capsys.readouterr().err
     assert expected in error
     assert error.count("\n") == 1

@@ -232,7 +232,9 @@ def test_interrupt_before_the_screen_is_no_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(program, "_chat", interrupt)
-    assert program.main(["--settings", str(tmp_path / "none.toml")]) == 130
+    settings = tmp_path / "settings.toml"
+    settings.touch()
+    assert program.main(["--settings", str(settings)]) == 130
 
 
 class Counting(AnswerText):

@@ -19,7 +19,7 @@ from dsv4_chat.launch import (
 from dsv4_chat.settings_file import data_folder, load_settings, write_settings_file
 from dsv4_chat.store import Store, set_aside
 from dsv4_chat.store_errors import StoreDamagedError
-from edgedsv4 import Dsv4Error
+from edgedsv4 import ConfigError, Dsv4Error
 
 if TYPE_CHECKING:
     from dsv4_chat.settings import Settings
@@ -36,6 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_settings_file(options.settings_file)
             sys.stdout.write(f"{options.settings_file}\n")
             return 0
+        if options.has_named_file and not options.settings_file.exists():
+            raise ConfigError(
+                f"{options.settings_file}: no such settings file; --write-settings writes one there"
+            )
         settings = load_settings(options.settings_file, os.environ, options.overrides)
         return _chat(options, settings)
     except Dsv4Error as error:

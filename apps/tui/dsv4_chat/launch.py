@@ -18,7 +18,7 @@ from typing import Final
 
 from dsv4_chat import __version__
 from dsv4_chat.settings import Settings
-from dsv4_chat.settings_file import settings_path
+from dsv4_chat.settings_file import FILE_VARIABLE, settings_path
 
 _FLAGS: Final = {
     "model": "model",
@@ -42,6 +42,8 @@ class LaunchOptions:
     overrides: Mapping[str, object] = field(default_factory=dict)
     """Keys of the settings that were given."""
     settings_file: Path
+    has_named_file: bool = False
+    """The settings file was named, so it has to be there."""
     is_plain: bool = False
     writes_settings: bool = False
 
@@ -57,6 +59,7 @@ def parse_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> Lau
     return LaunchOptions(
         overrides=overrides,
         settings_file=found.settings or settings_path(environ),
+        has_named_file=found.settings is not None or bool(environ.get(FILE_VARIABLE)),
         is_plain=found.plain,
         writes_settings=found.write_settings,
     )
