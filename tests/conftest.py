@@ -20,6 +20,10 @@ collect_ignore = [] if HAVE_TRANSFORMERS else ["parity/test_transformers.py"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that draw a new random model, or draw a printed one again."""
+    if importlib.util.find_spec("pytest_asyncio") is None:
+        # A machine that is there for its GPU has no terminal app; its settings are unknown then.
+        for name in ("asyncio_mode", "asyncio_default_fixture_loop_scope"):
+            parser.addini(name, "of pytest-asyncio, which is not installed")
     group = parser.getgroup("edgedsv4")
     group.addoption(
         "--fresh",
