@@ -78,7 +78,9 @@ def with_option(sampling: SamplingOptions, key: str, text: str) -> SamplingOptio
 
 
 def _number(value: float) -> str:
-    """A number with as few digits as give it back."""
+    """A number with as few digits as give it back; a whole one without an exponent."""
+    if isinstance(value, int):
+        return str(value)
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
 
