@@ -94,7 +94,8 @@ def test_headers_with_other_values_raise_only_snapshot_errors(
 ) -> None:
     header = copy.deepcopy(HEADER)
     for path, value in edits:
-        put(header, path, value)
+        # A copy, or a second edit could put a value into itself.
+        put(header, path, copy.deepcopy(value))
     TARGET.run(b"\1" + json.dumps(header).encode())
 
 
