@@ -281,7 +281,7 @@ class NativeModel(Model):
         else:
             records = step.experts
             fetched = workspace.fetched = self.experts.fetch(plan.layer, used)
-        self.network.set_experts(records, used, fetched)
+        self.network.set_experts(records, used, fetched, is_shared=self.experts.is_resident)
 
     def _show_selection(self, workspace: _Workspace, chunk: _Chunk) -> None:
         on_topk, step = chunk.hooks.on_topk, workspace.step

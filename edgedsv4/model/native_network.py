@@ -191,13 +191,28 @@ class NativeNetwork:
         experts.has_int8 = self._has_int8
 
     def set_experts(
-        self, records: Any, expert_ids: Sequence[int], experts: Sequence[ExpertWeights]
+        self,
+        records: Any,
+        expert_ids: Sequence[int],
+        experts: Sequence[ExpertWeights],
+        *,
+        is_shared: bool,
     ) -> None:
-        """Describe experts in the records of a layer, which other threads may be reading."""
+        """Describe experts in records.
+
+        Args:
+            records: of a layer, or of one forward alone.
+            expert_ids: which ones.
+            experts: their weights.
+            is_shared: other threads may be reading the records. What another one has set meanwhile
+                stays then: setting it again would take it away under a running kernel.
+        """
         lib, ffi = library()
         three = ffi.new("dk_matrix[3]")
         with self._lock:
             for expert_id, expert in zip(expert_ids, experts, strict=True):
+                if is_shared and records[3 * expert_id].data:
+                    continue
                 for place, matrix in enumerate((expert.w1, expert.w3, expert.w2)):
                     fill_matrix(three[place], matrix)
                 lib.dk_set_expert(records + 3 * expert_id, three)

@@ -430,3 +430,18 @@ def needed_bytes(model: NativeModel, config: ModelConfig, chunk: int) -> int:
     nbytes: int = lib.dk_workspace_bytes(model.network.cdata, chunk, keys, staged, 2)
     streams = chunk * config.hc_streams * config.hidden_size * 4
     return nbytes + nbytes // 16 + 2 * streams + 4 * config.vocab_size
+
+
+def test_experts_another_thread_has_set_stay_as_they_are(path: Path) -> None:
+    model = loaded(path, NativeModel, "exact")
+    assert isinstance(model, NativeModel)
+    _, ffi = library()
+    records = ffi.new("dk_matrix[]", 3 * model.config.num_experts)
+    first, other = model.experts.fetch(0, [0, 1])
+    model.network.set_experts(records, [0], [first], is_shared=True)
+    address = records[0].data
+    # A thread that paused for the same expert comes second, while a kernel may read the first.
+    model.network.set_experts(records, [0], [other], is_shared=True)
+    assert records[0].data == address
+    model.network.set_experts(records, [0], [other], is_shared=False)
+    assert records[0].data != address
