@@ -146,10 +146,8 @@ class Engine:
             if options.verify:
                 verify_weights(bound, checkpoint.path, partial(report, "verify"))
             choice = choose_backend(bound, options, device)
-            threads = options.threads or _default_threads(weights)
+            threads = _use_threads(options, weights, choice)
             network = load_model(bound, options, device, choice, threads)
-            if choice.name == "reference":
-                torch.set_num_threads(threads)
             report("open model", 3, 4)
             tokenizer = _tokenizer(checkpoint)
             report("open model", 4, 4)
@@ -406,6 +404,14 @@ class Engine:
         )
         if plan.needed_bytes + others > plan.available_bytes:
             raise _too_large(f"a session of {capacity:,} tokens", plan, others)
+
+
+def _use_threads(options: EngineOptions, weights: dict[str, int], choice: BackendChoice) -> int:
+    """Threads of an engine; where torch computes they become torch's."""
+    threads = options.threads or _default_threads(weights)
+    if choice.name == "reference":
+        torch.set_num_threads(threads)
+    return threads
 
 
 def _default_threads(weights: dict[str, int]) -> int:
