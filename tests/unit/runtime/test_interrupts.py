@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cache
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from line_interrupt import Interrupt
 from memory_model import BACKENDS, model_of
 from tiny_model import random_tensors, random_tokens, tiny_config
 
@@ -37,23 +37,6 @@ CHANGES: dict[str, Callable[[Timeline], object]] = {
     "go back to a checkpoint": lambda line: line.sync(TEXT[:200] + OTHER),
     "go back behind a checkpoint": lambda line: line.sync(TEXT[:190] + OTHER),
 }
-
-
-class Interrupt:
-    """Raises at one of the lines, and counts them."""
-
-    def __init__(self, at: int = -1) -> None:
-        self.count = 0
-        self._at = at
-
-    def __call__(self, frame: FrameType, _event: str, _value: Any) -> Any:
-        return self._line if frame.f_code.co_filename.endswith(FILES) else None
-
-    def _line(self, _frame: FrameType, event: str, _value: Any) -> Any:
-        self.count += event == "line"
-        if event == "line" and self.count == self._at:
-            raise KeyboardInterrupt
-        return self._line
 
 
 @cache
@@ -102,11 +85,11 @@ def interrupted(backend: str, change: str, interrupt: Interrupt) -> Timeline:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_interrupted_change_leaves_a_right_timeline(backend: str, change: str) -> None:
-    counter = Interrupt()
+    counter = Interrupt(FILES)
     interrupted(backend, change, counter)
     assert counter.count > POINTS
     for at in range(1, counter.count + 1, counter.count // POINTS):
-        line = interrupted(backend, change, Interrupt(at))
+        line = interrupted(backend, change, Interrupt(FILES, at))
         assert_right(backend, line)
         kept = line.token_ids
         line.evaluate(OTHER[:4])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from line_interrupt import Interrupt
 from snapshot_sessions import GREEDY, TEXT, everything, options, session_of, write_model
 
 from edgedsv4.runtime.engine import Engine
@@ -30,23 +30,6 @@ POINTS = 40
 """Lines that are interrupted, spread over all; those at the end one by one."""
 
 
-class Interrupt:
-    """Raises at one of the lines, and counts them."""
-
-    def __init__(self, at: int = -1) -> None:
-        self.count = 0
-        self._at = at
-
-    def __call__(self, frame: FrameType, _event: str, _value: Any) -> Any:
-        return self._line if frame.f_code.co_filename.endswith(FILES) else None
-
-    def _line(self, _frame: FrameType, event: str, _value: Any) -> Any:
-        self.count += event == "line"
-        if event == "line" and self.count == self._at:
-            raise KeyboardInterrupt
-        return self._line
-
-
 def traced(work: Callable[[], object], interrupt: Interrupt) -> None:
     """Do it under the trace; an interrupt that was raised is swallowed."""
     before = sys.gettrace()
@@ -61,7 +44,7 @@ def traced(work: Callable[[], object], interrupt: Interrupt) -> None:
 
 def points(work: Callable[[], object]) -> list[int]:
     """Lines to interrupt, of one undisturbed run."""
-    counter = Interrupt()
+    counter = Interrupt(FILES)
     traced(work, counter)
     spread = range(1, counter.count, max(1, counter.count // POINTS))
     return sorted({*spread, *range(max(1, counter.count - 25), counter.count + 1)})
@@ -93,7 +76,7 @@ def test_interrupted_load_is_all_or_nothing(model: Path, session: Session) -> No
     seen = set()
     for at in points(lambda: session.load(second)):
         session.load(first)
-        traced(lambda: session.load(second), Interrupt(at))
+        traced(lambda: session.load(second), Interrupt(FILES, at))
         now = everything(session)
         # The note and the replies are taken over one statement behind the timeline.
         name = "new" if now[0] == outcomes["new"][0] else "old"
@@ -116,7 +99,7 @@ def test_interrupted_save_leaves_the_old_file_or_the_new_one(
     new = session.save_bytes()
     for at in points(lambda: session.save(path)):
         path.write_bytes(old)
-        traced(lambda: session.save(path), Interrupt(at))
+        traced(lambda: session.save(path), Interrupt(FILES, at))
         assert path.read_bytes() in (old, new)
         # At worst the interrupt kept the part from being removed.
         assert {name.name for name in tmp_path.iterdir() if name.suffix != ".partial"} == {
