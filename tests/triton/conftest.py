@@ -1,0 +1,21 @@
+"""Tests of Triton kernels: by the interpreter when TRITON_INTERPRET is set, else on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgedsv4.kernels._triton import HAVE_TRITON, IS_INTERPRETED
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without the interpreter these are tests for a GPU."""
+    for item in items:
+        if _HERE in item.path.parents:
+            if not IS_INTERPRETED:
+                item.add_marker(pytest.mark.gpu)
+            if not HAVE_TRITON:
+                item.add_marker(pytest.mark.skip(reason="Triton is not installed"))
