@@ -40,6 +40,7 @@ try {
     dsv4::Session session(engine);
     dsv4::ReplyOptions options;
     options.prompt.tools_json = dsv4::text(tools);
+    options.sampling.temperature = 0; /* a call with the likeliest arguments, the same each time */
 
     std::vector<dsv4::Message> talk = {{"user", count > 2 ? arguments[2] : "What is the weather in Lima?"}};
     while (talk.back().role != "assistant") {

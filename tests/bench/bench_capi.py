@@ -32,8 +32,9 @@ MODEL = "pocket-v4"
 SCRIPTED = 20_000
 SAMPLED = 200
 PYTHON = f"""
-from edgedsv4 import Engine, Message
-steps = Engine.open({MODEL!r}).new_session().reply([Message("user", "Hi")])
+from edgedsv4 import Engine, Message, SamplingOptions
+greedy = SamplingOptions(temperature=0)
+steps = Engine.open({MODEL!r}).new_session().reply([Message("user", "Hi")], greedy)
 assert next(steps).text
 steps.close()
 """

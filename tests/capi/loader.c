@@ -13,6 +13,7 @@ typedef struct functions {
     __typeof__(dsv4_devices_json) *devices_json;
     __typeof__(dsv4_engine_open) *engine_open;
     __typeof__(dsv4_session_new) *session_new;
+    __typeof__(dsv4_sampling_options_init) *sampling_options_init;
     __typeof__(dsv4_session_reply) *session_reply;
 } functions;
 
@@ -33,6 +34,7 @@ static void *load(const char *path, functions *f)
     *(void **)&f->devices_json = find(library, "dsv4_devices_json");
     *(void **)&f->engine_open = find(library, "dsv4_engine_open");
     *(void **)&f->session_new = find(library, "dsv4_session_new");
+    *(void **)&f->sampling_options_init = find(library, "dsv4_sampling_options_init");
     *(void **)&f->session_reply = find(library, "dsv4_session_reply");
     return library;
 }
@@ -51,8 +53,12 @@ static int reply(const functions *f)
     dsv4_session *session;
     dsv4_message message = {.struct_size = sizeof message, .role = dsv4_str("user")};
     message.content = dsv4_str("What is the capital of Peru?");
-    int is_failed = f->engine_open("pocket-v4", NULL, NULL, &engine) || f->session_new(engine, 0, &session) ||
-                    f->session_reply(session, &message, 1, NULL, NULL, NULL, on_event, NULL, NULL);
+    dsv4_sampling_options options;
+    int is_failed = f->sampling_options_init(&options, sizeof options);
+    options.temperature = 0; /* the test compares the answer */
+    is_failed = is_failed || f->engine_open("pocket-v4", NULL, NULL, &engine) ||
+                f->session_new(engine, 0, &session) ||
+                f->session_reply(session, &message, 1, NULL, &options, NULL, on_event, NULL, NULL);
     if (is_failed)
         fprintf(stderr, "%s\n", f->last_error());
     return is_failed;

@@ -100,7 +100,7 @@ void check_exceptions(Session &session)
               session.reply(question, [](const Event &) { throw Mine{7}; }, plain());
           }) == 7);
     CHECK("what a token callback throws comes out", caught([&] {
-              session.generate({}, {}, [](int32_t, std::string_view) { throw Mine{8}; });
+              session.generate(plain().sampling, {}, [](int32_t, std::string_view) { throw Mine{8}; });
           }) == 8);
     CHECK("what a progress callback throws comes out", caught([&] {
               dsv4::Call call;

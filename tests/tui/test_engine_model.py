@@ -149,7 +149,7 @@ def test_cancel_from_another_thread_stops_a_reply(model: EngineModel) -> None:
     conversation.append("user", "Tell me a story about a fox.")
     outcome = model.reply(
         conversation.to_messages(),
-        SamplingOptions(),
+        SamplingOptions(temperature=0),
         PromptOptions(thinking="none"),
         hear,
         lambda _progress: None,
