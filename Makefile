@@ -5,6 +5,7 @@
 #   make chat MODEL=flash.gguf            another model        make chat ARGS="--ctx 8192"
 #   make eval                             figures of the pocket model, in build/eval.json
 #   make test PYTEST="-k gguf"            part of the suite    make test WORKERS=0     in one process
+#   make compile-kernels                  for every GPU, without one; see CONTRIBUTING.md
 #   make capi                             libdsv4 for C and C++, in build/capi; see docs/c-api.md
 #   make chat TORCH="torch --index-url URL"   another torch build, 2.11 or newer
 #   make chat TORCH=                      the torch that $(PYTHON) already has
@@ -37,14 +38,28 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c $(STAMPS)/con
 # checkout on Python's path; the other mode is lost to a folder of the same name, as beside a clone.
 INSTALL := $(PIP) --quiet --no-build-isolation --config-settings editable_mode=compat
 
-.PHONY: chat test eval capi lint docs setup clean
+.PHONY: chat test eval capi compile-kernels lint docs setup clean
 
 # With job control the chat is a process group of its own: Ctrl+C stops its reply and not make.
 chat: $(STAMPS)/package
 	@if [ -t 0 ]; then set -m; fi; $(BIN)/dsv4-chat $(MODEL) $(ARGS)
 
+# Twice: Triton decides when a kernel is defined whether it is interpreted, so the interpreter's tests
+# have processes of their own. Status 5, no test chosen, is right where PYTEST means the other run.
+INTERPRETED := $(if $(findstring tests/,$(PYTEST)),,tests/triton)
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(PYTEST)
+	@status=0; run() { "$$@" || { code=$$?; $(if $(PYTEST),[ $$code = 5 ] ||) status=$$code; }; }; \
+	run $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(PYTEST); \
+	run env TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted -n $(WORKERS) $(INTERPRETED) $(PYTEST); \
+	exit $$status
+
+# Every variant of every Triton kernel for every GPU; what it takes is kept in tests/data.
+#   make compile-kernels ARGS="--only matvec --targets sm_90"     TRITON=3.9.0  another release
+TRITON ?=
+compile-kernels: $(STAMPS)/test
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(if $(TRITON),$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target "$$folder" triton==$(TRITON) &&) \
+	PYTHONPATH="$$folder" $(BIN)/python tests/triton_compile/compile_kernels.py $(ARGS)
 
 # The table of what the pocket model (or MODEL, a file) can do; see apps/pocket/README.md.
 #   make eval ARGS="--until 600 --sets recall,kl-"

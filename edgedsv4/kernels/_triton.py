@@ -7,6 +7,7 @@ a machine without Triton; a launch then raises `BackendUnavailableError`.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from edgedsv4.errors import BackendUnavailableError
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 elif HAVE_TRITON:
     import triton
     import triton.language as tl
+
+    # Triton 3.9 says that 3.10 will change a default; no release that the extra `gpu` admits does.
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION is unset")
 else:
 
     class _Missing:
@@ -30,6 +34,14 @@ else:
 
         def __call__(self, *arguments: Any, **_: Any) -> Any:
             return arguments[0] if arguments and callable(arguments[0]) else self
+
+        @staticmethod
+        def next_power_of_2(n: int) -> int:
+            return 1 << max(n - 1, 0).bit_length()
+
+        @staticmethod
+        def cdiv(x: int, y: int) -> int:
+            return -(-x // y)
 
         def jit(self, *functions: Any, **_: Any) -> Any:
             return _Kernel(functions[0]) if functions else _Kernel

@@ -12,9 +12,10 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without the interpreter these are tests for a GPU."""
+    """Mark which world these tests are for, and skip them where there is no Triton."""
     for item in items:
         if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.interpreted)
             if not IS_INTERPRETED:
                 item.add_marker(pytest.mark.gpu)
             if not HAVE_TRITON:

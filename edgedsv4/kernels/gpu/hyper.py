@@ -1,0 +1,379 @@
+"""Hyper-connections of few tokens: write a sublayer's output, then mix, read and normalise.
+
+The formulas are those of `kernels/mhc.py`. A step is two launches. The first has a program per
+block of columns: it writes X'_k = post_k o + sum_j comb_jk X_j into the streams and leaves partial
+sums of two kinds, over its columns: those of fn . X' and of the Gram matrix X'_j . X'_k. The second
+adds the partial sums in order of the blocks, which gives every program all there is to know: the
+weights of the mix, and the mean square of y = sum_j pre_j X'_j, which is pre^T Gram pre / D. So
+each writes its columns of the normalised y without having seen the others. Where the streams nearly
+cancel in y that form would lose digits, and the squares of y are added up instead.
+
+Partial sums are float32 [rows, T, blocks]: the rows of fn, then the Gram matrix's (j, k), j <= k.
+Longer chunks are in `hyper_chunk.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from edgedsv4.errors import ShapeError
+from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu import hyper_chunk
+from edgedsv4.kernels.gpu.hyper_mix import sigmoid, sinkhorn, written
+
+if TYPE_CHECKING:
+    from edgedsv4.kernels.mhc import HyperConstants
+
+STREAMS = 4
+"""hc; sums over the streams are unrolled, and no released model has another number."""
+FEW_TOKENS = 8
+"""More go to the kernels that share fn between tokens."""
+GRAM_ROWS = STREAMS * (STREAMS + 1) // 2
+
+# (columns of a program, warps): 128 bytes of each row of fn, 128 programs for 4096 columns.
+WRITE = (32, 4)
+# One warp adds the partial sums without a barrier.
+READ = (128, 1)
+# Below this share of the sum of its terms' sizes the Gram form of the mean square is not trusted.
+TRUSTED_SHARE = tl.constexpr(1.0 / 64)
+
+
+def hyper_work_floats(tokens: int, hidden: int) -> int:
+    """float32 elements of `work` that steps of up to `tokens` tokens need."""
+    few = min(tokens, FEW_TOKENS)
+    rows = (2 + STREAMS) * STREAMS + GRAM_ROWS
+    need = rows * few * _cdiv(hidden, WRITE[0])
+    return need if tokens <= FEW_TOKENS else max(need, hyper_chunk.work_floats(tokens, hidden))
+
+
+def hyper_step(
+    x: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    streams: Tensor,
+    o: Tensor | None,
+    *,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm: Tensor,
+    constants: HyperConstants,
+    work: Tensor,
+    precise: bool = False,
+) -> None:
+    """Write the previous sublayer's output to the streams and read the next one's input.
+
+    Args:
+        x: [T, D] float32 out, the normalised read.
+        post: [T, hc] float32; in: of the sublayer that made `o`, out: of the next one.
+        comb: [T, hc, hc] float32, source stream first; in and out as `post`.
+        streams: [T, hc, D] float32, in place.
+        o: [T, D] float32, what the previous sublayer computed; None when there was none, and then
+            `post` and `comb` are only written.
+        fn: [(2 + hc) * hc, hc * D] float32, rows pre, post, comb.
+        base: [(2 + hc) * hc] float32.
+        scale: [3] float32.
+        norm: [D] float32, weight of the RMS norm.
+        constants: Sinkhorn iterations and epsilons.
+        work: float32, at least `hyper_work_floats(T, D)`; contents are of no account.
+        precise: products with fn in plain float32, for chunks of many tokens.
+
+    Raises:
+        ShapeError: if the shapes disagree or a tensor is not contiguous.
+    """
+    tokens, hidden = _check(streams, o, (post, comb), (fn, base, scale, norm), work)
+    rows = (2 + STREAMS) * STREAMS
+    if x.shape != (tokens, hidden) or fn.shape[0] != rows or scale.shape != (3,):
+        raise ShapeError(f"hyper: x, fn, scale are {[tuple(t.shape) for t in (x, fn, scale)]}")
+    if tokens > FEW_TOKENS:
+        hyper_chunk.chunk_read(
+            *(x, post, comb, streams, o),
+            **{"fn": fn, "base": base, "scale": scale, "norm": norm},
+            **{"constants": constants, "work": work, "precise": precise},
+        )
+        return
+    blocks = _write(streams, o, post, comb, fn, work)
+    columns, warps = READ
+    parts = _cdiv(hidden, columns)
+    _read_kernel[(parts + 1, tokens)](
+        *(x, post, comb, streams, work, base, scale, norm),
+        *(hidden, blocks, tokens * blocks, constants.iterations, constants.hc_eps, constants.norm_eps),
+        ROWS=rows,
+        HC=STREAMS,
+        BN=columns,
+        BLOCKS=triton.next_power_of_2(blocks),
+        num_warps=warps,
+    )
+
+
+def head_step(
+    y: Tensor,
+    streams: Tensor,
+    o: Tensor | None,
+    post: Tensor,
+    comb: Tensor,
+    *,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm: Tensor,
+    constants: HyperConstants,
+    work: Tensor,
+    precise: bool = False,
+) -> None:
+    """Write the last sublayer's output to the streams and read what the output head sees.
+
+    Args:
+        y: [R, D] float32 out, the normalised read of the last R tokens; R may be 0.
+        streams: [T, hc, D] float32, in place.
+        o: [T, D] float32, what the last sublayer computed; None when it is written already.
+        post: [T, hc] float32, of that sublayer.
+        comb: [T, hc, hc] float32, of that sublayer.
+        fn: [hc, hc * D] float32.
+        base: [hc] float32.
+        scale: [1] float32.
+        norm: [D] float32, weight of the RMS norm.
+        constants: epsilons.
+        work: as for `hyper_step`.
+        precise: as for `hyper_step`.
+
+    Raises:
+        ShapeError: if the shapes disagree or a tensor is not contiguous.
+    """
+    tokens, hidden = _check(streams, o, (post, comb), (fn, base, scale, norm), work)
+    wanted = y.shape[0]
+    if y.shape[1:] != (hidden,) or wanted > tokens or fn.shape[0] != STREAMS:
+        raise ShapeError(f"hyper: y is {tuple(y.shape)}, fn {tuple(fn.shape)}")
+    if o is not None and wanted < tokens:
+        hyper_chunk.write_streams(streams, o, post, comb)
+        o = None
+    if wanted == 0:
+        return
+    streams = streams[tokens - wanted :]
+    if wanted > FEW_TOKENS:
+        hyper_chunk.chunk_read(
+            *(y, post, comb, streams, o),
+            **{"fn": fn, "base": base, "scale": scale, "norm": norm},
+            **{"constants": constants, "work": work, "precise": precise},
+        )
+        return
+    blocks = _write(streams, o, post, comb, fn, work)
+    columns, warps = READ
+    _read_kernel[(_cdiv(hidden, columns), wanted)](
+        *(y, post, comb, streams, work, base, scale, norm),
+        *(hidden, blocks, wanted * blocks, constants.iterations, constants.hc_eps, constants.norm_eps),
+        ROWS=STREAMS,
+        HC=STREAMS,
+        BN=columns,
+        BLOCKS=triton.next_power_of_2(blocks),
+        num_warps=warps,
+    )
+
+
+def _write(
+    streams: Tensor, o: Tensor | None, post: Tensor, comb: Tensor, fn: Tensor, work: Tensor
+) -> int:
+    """The first launch; returns the number of blocks whose partial sums are in `work`."""
+    tokens, _, hidden = streams.shape
+    columns, warps = WRITE
+    blocks = _cdiv(hidden, columns)
+    _write_kernel[(blocks, tokens)](
+        *(work, streams, streams if o is None else o, post, comb, fn),
+        *(hidden, blocks, tokens * blocks),
+        ROWS=fn.shape[0],
+        PADDED_ROWS=triton.next_power_of_2(fn.shape[0]),
+        HC=STREAMS,
+        BN=columns,
+        HAS_O=o is not None,
+        num_warps=warps,
+    )
+    return blocks
+
+
+def _check(
+    streams: Tensor,
+    o: Tensor | None,
+    coefficients: tuple[Tensor, Tensor],
+    parameters: tuple[Tensor, Tensor, Tensor, Tensor],
+    work: Tensor,
+) -> tuple[int, int]:
+    """T and D."""
+    tokens, hc, hidden = streams.shape
+    fn, base, _, norm = parameters
+    if hc != STREAMS:
+        raise ShapeError(f"hyper: {hc} streams, expected {STREAMS}")
+    found = [tuple(t.shape) for t in (*coefficients, norm, base)]
+    expected = [(tokens, hc), (tokens, hc, hc), (hidden,), fn.shape[:1]]
+    if found != expected or fn.shape[1] != hc * hidden:
+        raise ShapeError(f"hyper: post, comb, norm, base are {found}, expected {expected}")
+    if o is not None and o.shape != (tokens, hidden):
+        raise ShapeError(f"hyper: the output is {tuple(o.shape)}, expected {(tokens, hidden)}")
+    tensors = (streams, *coefficients, *parameters, work, *(() if o is None else (o,)))
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        raise ShapeError("hyper: tensors must be contiguous")
+    if work.numel() < hyper_work_floats(tokens, hidden):
+        raise ShapeError(
+            f"hyper: work has {work.numel()} elements, {hyper_work_floats(tokens, hidden)} needed"
+        )
+    return tokens, hidden
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@triton.jit
+def _write_kernel(
+    partials_ptr,
+    streams_ptr,
+    o_ptr,
+    post_ptr,
+    comb_ptr,
+    fn_ptr,
+    hidden,
+    blocks,
+    stride_row,
+    ROWS: tl.constexpr,
+    PADDED_ROWS: tl.constexpr,
+    HC: tl.constexpr,
+    BN: tl.constexpr,
+    HAS_O: tl.constexpr,
+):
+    """Program (block, token): BN columns of every stream."""
+    i_block = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64)
+    o_n = i_block * BN + tl.arange(0, BN)  # [BN]
+    m_n = o_n < hidden
+    o_r = tl.arange(0, PADDED_ROWS)  # [PADDED_ROWS]
+    m_fn = (o_r < ROWS)[:, None] & m_n[None, :]
+    # fn comes from far: its loads go out first.
+    fn = ()
+    for k in tl.static_range(HC):
+        at = fn_ptr + o_r[:, None] * (HC * hidden) + k * hidden + o_n[None, :]
+        fn = fn + (tl.load(at, mask=m_fn, other=0.0),)  # [PADDED_ROWS, BN]
+    x_ptr = streams_ptr + token * HC * hidden + o_n
+    x = ()
+    for j in tl.static_range(HC):
+        x = x + (tl.load(x_ptr + j * hidden, mask=m_n, other=0.0),)  # [BN]
+    if HAS_O:
+        b_o = tl.load(o_ptr + token * hidden + o_n, mask=m_n, other=0.0)  # [BN]
+        post = ()
+        comb = ()
+        for k in tl.static_range(HC):
+            post = post + (tl.load(post_ptr + token * HC + k),)
+        for i in tl.static_range(HC * HC):
+            comb = comb + (tl.load(comb_ptr + token * (HC * HC) + i),)
+        x = written(x, b_o, post, comb, HC)
+        # Another warp may hold the same columns: all have read before one writes.
+        tl.debug_barrier()
+        for k in tl.static_range(HC):
+            tl.store(x_ptr + k * hidden, x[k], mask=m_n)
+    p_ptr = partials_ptr + token * blocks + i_block
+    for j in tl.static_range(HC):
+        for k in tl.static_range(j, HC):
+            row = ROWS + j * HC - j * (j + 1) // 2 + k
+            tl.store(p_ptr + row * stride_row, tl.sum(x[j] * x[k], axis=0))
+    product = fn[0] * x[0][None, :]
+    for k in tl.static_range(1, HC):
+        product += fn[k] * x[k][None, :]
+    tl.store(p_ptr + o_r * stride_row, tl.sum(product, axis=1), mask=o_r < ROWS)
+
+
+@triton.jit
+def _partial_sum(partials_ptr, row, stride_row, blocks, BLOCKS: tl.constexpr):
+    """One row of the partial sums, added up."""
+    o_p = tl.arange(0, BLOCKS)  # [BLOCKS]
+    at = partials_ptr + row * stride_row + o_p
+    return tl.sum(tl.load(at, mask=o_p < blocks, other=0.0), axis=0)
+
+
+@triton.jit
+def _read_kernel(
+    y_ptr,
+    post_ptr,
+    comb_ptr,
+    streams_ptr,
+    partials_ptr,
+    base_ptr,
+    scale_ptr,
+    norm_ptr,
+    hidden,
+    blocks,
+    stride_row,
+    iterations,
+    hc_eps,
+    norm_eps,
+    ROWS: tl.constexpr,
+    HC: tl.constexpr,
+    BN: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """Program (part, token): BN columns of the read; the part behind the last makes post, comb."""
+    i_part = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64)
+    partials_ptr += token * blocks
+    gram = ()
+    for i in tl.static_range(HC * (HC + 1) // 2):
+        gram = gram + (_partial_sum(partials_ptr, ROWS + i, stride_row, blocks, BLOCKS),)
+    # X_0 . X_0, X_1 . X_1, ... in the upper triangle of four
+    square = (gram[0] + gram[4]) + (gram[7] + gram[9])
+    factor = tl.rsqrt(square / (HC * hidden) + norm_eps)
+    if i_part * BN < hidden:
+        pre = ()
+        for j in tl.static_range(HC):
+            mix = _partial_sum(partials_ptr, j, stride_row, blocks, BLOCKS) * factor
+            z = mix * tl.load(scale_ptr) + tl.load(base_ptr + j)
+            pre = pre + (sigmoid(z) + hc_eps,)
+        x_ptr = streams_ptr + token * HC * hidden
+        o_n = i_part * BN + tl.arange(0, BN)  # [BN]
+        y = _blend(x_ptr, pre, o_n, hidden, HC)
+        total = _square_of_blend(x_ptr, pre, gram, hidden, HC, BN)
+        normed = y * tl.rsqrt(total / hidden + norm_eps)
+        weight = tl.load(norm_ptr + o_n, mask=o_n < hidden, other=0.0)
+        tl.store(y_ptr + token * hidden + o_n, weight * normed, mask=o_n < hidden)
+    elif ROWS > HC:
+        scale_post, scale_comb = tl.load(scale_ptr + 1), tl.load(scale_ptr + 2)
+        c = ()
+        for i in tl.static_range(HC * HC):
+            row = 2 * HC + i
+            mix = _partial_sum(partials_ptr, row, stride_row, blocks, BLOCKS) * factor
+            c = c + (mix * scale_comb + tl.load(base_ptr + row),)
+        for j in tl.static_range(HC):
+            mix = _partial_sum(partials_ptr, HC + j, stride_row, blocks, BLOCKS) * factor
+            z = mix * scale_post + tl.load(base_ptr + HC + j)
+            tl.store(post_ptr + token * HC + j, 2.0 * sigmoid(z))
+        c = sinkhorn(c, iterations, hc_eps, HC)
+        for i in tl.static_range(HC * HC):
+            tl.store(comb_ptr + token * (HC * HC) + i, c[i])
+
+
+@triton.jit
+def _blend(x_ptr, pre, o_n, hidden, HC: tl.constexpr):
+    """sum_j pre_j X_j of some columns."""
+    y = pre[0] * tl.load(x_ptr + o_n, mask=o_n < hidden, other=0.0)
+    for j in tl.static_range(1, HC):
+        y += pre[j] * tl.load(x_ptr + j * hidden + o_n, mask=o_n < hidden, other=0.0)
+    return y
+
+
+@triton.jit
+def _square_of_blend(x_ptr, pre, gram, hidden, HC: tl.constexpr, BN: tl.constexpr):
+    """The squared length of sum_j pre_j X_j from the Gram matrix, upper triangle row by row."""
+    total = 0.0
+    size = 0.0
+    for j in tl.static_range(HC):
+        for k in tl.static_range(j, HC):
+            term = pre[j] * pre[k] * gram[j * HC - j * (j + 1) // 2 + k]
+            if j < k:
+                term = 2.0 * term
+            total += term
+            size += tl.abs(term)
+    if total < size * TRUSTED_SHARE:
+        squares = tl.zeros([BN], tl.float32)
+        for start in range(0, hidden, BN):
+            y = _blend(x_ptr, pre, start + tl.arange(0, BN), hidden, HC)
+            squares += y * y
+        total = tl.sum(squares, axis=0)
+    return total

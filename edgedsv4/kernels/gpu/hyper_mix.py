@@ -1,0 +1,65 @@
+"""The arithmetic of a hyper-connection, shared by the launches for few tokens and for chunks.
+
+The hc streams, and the weights of one kind, are tuples: of scalars for one token, of vectors or
+tiles for several. So nothing here moves between threads.
+"""
+
+from __future__ import annotations
+
+from edgedsv4.kernels._triton import tl, triton
+
+
+@triton.jit
+def sigmoid(z):
+    """1 / (1 + e^-z)."""
+    return 1.0 / (1.0 + tl.exp(-z))
+
+
+@triton.jit
+def sinkhorn(c, iterations, eps, HC: tl.constexpr):
+    """HC * HC values c_jk, scalars or vectors of tokens: softmax over k and Sinkhorn."""
+    soft = ()
+    for j in tl.static_range(HC):
+        top = c[j * HC]
+        for k in tl.static_range(1, HC):
+            top = tl.maximum(top, c[j * HC + k])
+        total = tl.exp(c[j * HC] - top)
+        for k in tl.static_range(1, HC):
+            total += tl.exp(c[j * HC + k] - top)
+        inverse = 1.0 / total
+        for k in tl.static_range(HC):
+            soft = soft + (tl.exp(c[j * HC + k] - top) * inverse + eps,)
+    c = _divide_columns(soft, eps, HC)
+    for _ in range(iterations - 1):
+        rows = ()
+        for j in tl.static_range(HC):
+            total = (c[j * HC] + c[j * HC + 1]) + (c[j * HC + 2] + c[j * HC + 3])
+            inverse = 1.0 / (total + eps)
+            for k in tl.static_range(HC):
+                rows = rows + (c[j * HC + k] * inverse,)
+        c = _divide_columns(rows, eps, HC)
+    return c
+
+
+@triton.jit
+def _divide_columns(c, eps, HC: tl.constexpr):
+    inverse = ()
+    for k in tl.static_range(HC):
+        total = (c[k] + c[HC + k]) + (c[2 * HC + k] + c[3 * HC + k])
+        inverse = inverse + (1.0 / (total + eps),)
+    divided = ()
+    for i in tl.static_range(HC * HC):
+        divided = divided + (c[i] * inverse[i % HC],)
+    return divided
+
+
+@triton.jit
+def written(x, o, post, comb, HC: tl.constexpr):
+    """The streams X'_k = post_k o + sum_j comb_jk X_j."""
+    new = ()
+    for k in tl.static_range(HC):
+        mixed = comb[k] * x[0]
+        for j in tl.static_range(1, HC):
+            mixed += comb[j * HC + k] * x[j]
+        new = new + (post[k] * o + mixed,)
+    return new

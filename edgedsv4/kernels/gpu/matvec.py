@@ -1,0 +1,222 @@
+"""Products of a few tokens with stored matrices: y[t, n] = sum_k W[n, k] x[t, k].
+
+Up to four matrices of one input width, of different types, lie below one another in y and take one
+launch. With groups, row block g of the only matrix reads columns g K .. (g + 1) K - 1 of x (the
+first half of the output projection). Decode is this product: every byte of the weights is read once
+and nothing else counts, so a program takes few rows and keeps all its loads in flight.
+
+`row_dots` holds the sum itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edgedsv4.errors import ShapeError
+from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.planes import DeviceMatrix, plane_arguments
+from edgedsv4.kernels.gpu.row_dots import row_dots
+
+MAX_TOKENS = 8
+MAX_MATRICES = 4
+PIECED = frozenset(("Q8_0", "BF16", "F16", "F32"))
+"""Types that `row_dots` reads 16 columns per thread, several tokens at once."""
+
+# Rows of all matrices up to which a program takes one or two rows, so that every multiprocessor
+# gets some; above, four.
+_ONE_ROW, _TWO_ROWS = 512, 1024
+# Columns per warp: two loads of 16 columns by each of its threads.
+_WARP_COLUMNS = 1024
+_MAX_WARPS = 8
+
+
+def matvec(y: Tensor, x: Tensor, matrices: Sequence[DeviceMatrix], groups: int = 1) -> None:
+    """Write the products of all matrices.
+
+    Args:
+        y: f32 [T, sum of rows], set by the launch; T from 1 to 8.
+        x: f32 [T, groups * K].
+        matrices: one to four of K columns each; one if there are groups.
+        groups: row blocks that have columns of x of their own.
+
+    Raises:
+        ShapeError: if the shapes do not fit each other.
+    """
+    _check(y, x, matrices, groups)
+    tokens, columns = len(x), matrices[0].cols
+    rows = [matrix.rows for matrix in matrices] + [0] * (MAX_MATRICES - len(matrices))
+    block = _rows_per_program(sum(rows), rows[0] // groups if groups > 1 else 0)
+    warps = min(_MAX_WARPS, triton.next_power_of_2(-(-columns // _WARP_COLUMNS)))
+    pieces = min(32 * warps, triton.next_power_of_2(-(-columns // 16)))
+    padded = [*matrices, *[matrices[0]] * (MAX_MATRICES - len(matrices))]
+    planes = [plane for matrix in padded for plane in kernel_planes(matrix)]
+    names = [matrix.type for matrix in padded]
+    widths = [matrix.scale_cols for matrix in padded]
+    are_pieced = all(name in PIECED for name in names)
+    programs = sum(-(-count // block) for count in rows)
+    _matvec_kernel[(programs,)](
+        *(y, x, *planes, *rows, y.stride(0), x.stride(0), tokens, rows[0] // groups),
+        K=columns,
+        TYPE_0=names[0],
+        TYPE_1=names[1] if len(matrices) > 1 else "",
+        TYPE_2=names[2] if len(matrices) > 2 else "",
+        TYPE_3=names[3] if len(matrices) > 3 else "",
+        SCALE_COLS_0=widths[0],
+        SCALE_COLS_1=widths[1],
+        SCALE_COLS_2=widths[2],
+        SCALE_COLS_3=widths[3],
+        HAS_GROUPS=groups > 1,
+        BT=2 if tokens > 1 and are_pieced else 1,
+        BN=block,
+        BG=pieces,
+        num_warps=warps,
+        num_stages=1,
+    )
+
+
+def kernel_planes(matrix: DeviceMatrix) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The planes as `row_dots` takes them: bytes and 16-bit words where a path reads those."""
+    p0, p1, p2, p3 = plane_arguments(matrix)
+    if matrix.type == "Q8_0":
+        return p0.view(torch.uint8), p1, p2, p3
+    if matrix.type == "BF16":
+        bits = p0.view(torch.uint16)
+        return bits, bits, bits, bits
+    return p0, p1, p2, p3
+
+
+def _rows_per_program(rows: int, group_rows: int) -> int:
+    """1, 2 or 4; a program stays within a group."""
+    block = 1 if rows <= _ONE_ROW else 2 if rows <= _TWO_ROWS else 4
+    while group_rows % block:
+        block //= 2
+    return block
+
+
+def _check(y: Tensor, x: Tensor, matrices: Sequence[DeviceMatrix], groups: int) -> None:
+    shapes = [[matrix.rows, matrix.cols] for matrix in matrices]
+    message = f"matvec: y {list(y.shape)}, x {list(x.shape)}, matrices {shapes}, {groups} groups"
+    if not 1 <= len(matrices) <= MAX_MATRICES or groups < 1 or x.dim() != 2:
+        raise ShapeError(message)
+    columns, rows = shapes[0][1], sum(shape[0] for shape in shapes)
+    is_one_width = all(shape[1] == columns for shape in shapes)
+    are_groups = groups == 1 or (len(matrices) == 1 and rows % groups == 0)
+    is_short = 1 <= len(x) <= MAX_TOKENS
+    fits = x.shape[1] == groups * columns and list(y.shape) == [len(x), rows]
+    if not (is_one_width and are_groups and is_short and fits):
+        raise ShapeError(message)
+    if any(t.dtype != torch.float32 or t.stride(1) != 1 for t in (y, x)):
+        raise ShapeError(f"{message}: f32 with contiguous rows is needed")
+
+
+# Four matrices of four planes: more arguments and lines than other kernels, all alike.
+@triton.jit
+def _matvec_kernel(
+    y_ptr,
+    x_ptr,
+    a0,
+    a1,
+    a2,
+    a3,
+    b0,
+    b1,
+    b2,
+    b3,
+    c0,
+    c1,
+    c2,
+    c3,
+    d0,
+    d1,
+    d2,
+    d3,
+    rows_0,
+    rows_1,
+    rows_2,
+    rows_3,
+    stride_y,
+    stride_x,
+    T,
+    group_rows,
+    K: tl.constexpr,
+    TYPE_0: tl.constexpr,
+    TYPE_1: tl.constexpr,
+    TYPE_2: tl.constexpr,
+    TYPE_3: tl.constexpr,
+    SCALE_COLS_0: tl.constexpr,
+    SCALE_COLS_1: tl.constexpr,
+    SCALE_COLS_2: tl.constexpr,
+    SCALE_COLS_3: tl.constexpr,
+    HAS_GROUPS: tl.constexpr,
+    BT: tl.constexpr,
+    BN: tl.constexpr,
+    BG: tl.constexpr,
+):
+    i = tl.program_id(0)
+    end_0 = tl.cdiv(rows_0, BN)
+    end_1 = end_0 + tl.cdiv(rows_1, BN)
+    end_2 = end_1 + tl.cdiv(rows_2, BN)
+    if i < end_0:
+        row = i * BN
+        if HAS_GROUPS:
+            x_ptr += (row // group_rows) * K
+        _rows(
+            *(y_ptr, x_ptr, a0, a1, a2, a3, row, rows_0, stride_y, stride_x, T),
+            *(K, TYPE_0, SCALE_COLS_0, BT, BN, BG),
+        )
+    elif i < end_1:
+        if TYPE_1 != "":
+            y_1 = y_ptr + rows_0
+            _rows(
+                *(y_1, x_ptr, b0, b1, b2, b3, (i - end_0) * BN, rows_1, stride_y, stride_x, T),
+                *(K, TYPE_1, SCALE_COLS_1, BT, BN, BG),
+            )
+    elif i < end_2:
+        if TYPE_2 != "":
+            y_2 = y_ptr + rows_0 + rows_1
+            _rows(
+                *(y_2, x_ptr, c0, c1, c2, c3, (i - end_1) * BN, rows_2, stride_y, stride_x, T),
+                *(K, TYPE_2, SCALE_COLS_2, BT, BN, BG),
+            )
+    elif TYPE_3 != "":
+        y_3 = y_ptr + rows_0 + rows_1 + rows_2
+        _rows(
+            *(y_3, x_ptr, d0, d1, d2, d3, (i - end_2) * BN, rows_3, stride_y, stride_x, T),
+            *(K, TYPE_3, SCALE_COLS_3, BT, BN, BG),
+        )
+
+
+@triton.jit
+def _rows(
+    y_ptr,
+    x_ptr,
+    p0,
+    p1,
+    p2,
+    p3,
+    first,
+    rows,
+    stride_y,
+    stride_x,
+    T,
+    K: tl.constexpr,
+    TYPE: tl.constexpr,
+    SCALE_COLS: tl.constexpr,
+    BT: tl.constexpr,
+    BN: tl.constexpr,
+    BG: tl.constexpr,
+):
+    """Rows first .. first + BN - 1 of one matrix for every token."""
+    row = first.to(tl.int64)
+    o_n = first + tl.arange(0, BN)
+    for i_t in range(0, T, BT):
+        y = row_dots(
+            *(x_ptr, stride_x, i_t, T, p0, p1, p2, p3, row, rows, K, TYPE, SCALE_COLS),
+            *(BT, BN, BG),
+        )  # [BT, BN]
+        o_t = i_t + tl.arange(0, BT)
+        mask = (o_t < T)[:, None] & (o_n < rows)[None, :]
+        tl.store(y_ptr + o_t.to(tl.int64)[:, None] * stride_y + o_n[None, :], y, mask=mask)

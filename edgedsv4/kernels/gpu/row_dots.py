@@ -1,0 +1,153 @@
+"""Dot products of a few rows of a stored matrix with a few vectors: the inner loop of decode.
+
+A thread takes a piece of 16 neighbouring columns of every row at a time, 16 bytes of an 8-bit code,
+and keeps its part of x in registers for all rows; a row is summed over the threads once, at the
+end. Types without a path of their own are decoded by `decode_tile`.
+"""
+
+from __future__ import annotations
+
+from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.common import bf16_to_f32
+from edgedsv4.kernels.gpu.decode import decode_tile
+
+
+@triton.jit
+def row_dots(
+    x_ptr,
+    stride_x,
+    i_t,
+    T,
+    p0,
+    p1,
+    p2,
+    p3,
+    row,
+    last,
+    K: tl.constexpr,
+    TYPE: tl.constexpr,
+    SCALE_COLS: tl.constexpr,
+    BT: tl.constexpr,
+    BN: tl.constexpr,
+    BG: tl.constexpr,
+):
+    """Rows row .. row + BN - 1 (below last) times tokens i_t .. i_t + BT - 1: f32 [BT, BN]."""
+    HAS_PATH: tl.constexpr = TYPE == "Q8_0" or TYPE == "BF16" or TYPE == "F16" or TYPE == "F32"
+    if HAS_PATH:
+        return _by_pieces(
+            x_ptr, stride_x, i_t, T, p0, p1, row, last, K, TYPE, BT, BN, BG
+        )  # [BT, BN]
+    else:
+        tl.static_assert(BT == 1)
+        return _by_tiles(
+            x_ptr, stride_x, i_t, p0, p1, p2, p3, row, last, K, TYPE, SCALE_COLS, BN, BG
+        )  # [1, BN]
+
+
+@triton.jit
+def _by_pieces(
+    x_ptr,
+    stride_x,
+    i_t,
+    T,
+    p0,
+    p1,
+    row,
+    last,
+    K: tl.constexpr,
+    TYPE: tl.constexpr,
+    BT: tl.constexpr,
+    BN: tl.constexpr,
+    BG: tl.constexpr,
+):
+    o_t = i_t + tl.arange(0, BT)
+    piece = tl.arange(0, BG)
+    column = piece[:, None] * 16 + tl.arange(0, 16)[None, :]  # [BG, 16]
+    token = o_t.to(tl.int64)[:, None, None] * stride_x
+    a0 = tl.zeros([BT, BG], tl.float32)
+    a1 = a0
+    a2 = a0
+    a3 = a0
+    for k0 in tl.static_range(0, K, BG * 16):
+        m_piece = k0 + piece * 16 < K
+        m_x = (o_t < T)[:, None, None] & (k0 + column < K)[None, :, :]
+        x = tl.load(x_ptr + token + (k0 + column)[None, :, :], mask=m_x, other=0.0)  # [BT, BG, 16]
+        total = tl.sum(x, 2)
+        a0 += _piece(p0, p1, x, total, row, row < last, m_piece, k0, K, TYPE, BG)
+        if BN >= 2:
+            a1 += _piece(p0, p1, x, total, row + 1, row + 1 < last, m_piece, k0, K, TYPE, BG)
+        if BN == 4:
+            a2 += _piece(p0, p1, x, total, row + 2, row + 2 < last, m_piece, k0, K, TYPE, BG)
+            a3 += _piece(p0, p1, x, total, row + 3, row + 3 < last, m_piece, k0, K, TYPE, BG)
+    if BN == 1:
+        return tl.sum(a0, 1)[:, None]
+    elif BN == 2:
+        return tl.sum(tl.join(a0, a1), 1)  # [BT, 2]
+    else:
+        both = tl.join(tl.join(a0, a2), tl.join(a1, a3))  # [BT, BG, 2, 2]
+        return tl.sum(tl.reshape(both, (BT, BG, 4)), 1)
+
+
+@triton.jit
+def _piece(
+    p0,
+    p1,
+    x,
+    total,
+    row,
+    is_row,
+    m_piece,
+    k0,
+    K: tl.constexpr,
+    TYPE: tl.constexpr,
+    BG: tl.constexpr,
+):
+    """One row, 16 columns per thread, with x [BT, BG, 16] of sums `total`: f32 [BT, BG]."""
+    piece = tl.arange(0, BG)
+    column = k0 + piece[:, None] * 16 + tl.arange(0, 16)[None, :]
+    if TYPE == "Q8_0" or K % 16 == 0:
+        mask = (m_piece & is_row)[None, :, None]
+    else:
+        mask = ((column < K) & is_row)[None, :, :]
+    address = p0 + row * K + column[None, :, :]
+    w = tl.load(address, mask=mask, other=0, eviction_policy="evict_first")  # [1, BG, 16]
+    if TYPE == "Q8_0":
+        s_address = p1 + row * (K // 32) + k0 // 32 + piece // 2
+        scale = tl.load(
+            s_address, mask=m_piece & is_row, other=0.0, eviction_policy="evict_first"
+        ).to(tl.float32)  # [BG]
+        # Codes are stored with 128 added.
+        return (tl.sum(w.to(tl.float32) * x, 2) - 128.0 * total) * scale[None, :]
+    elif TYPE == "BF16":
+        return tl.sum(bf16_to_f32(w) * x, 2)
+    else:
+        return tl.sum(w.to(tl.float32) * x, 2)
+
+
+@triton.jit
+def _by_tiles(
+    x_ptr,
+    stride_x,
+    i_t,
+    p0,
+    p1,
+    p2,
+    p3,
+    row,
+    last,
+    K: tl.constexpr,
+    TYPE: tl.constexpr,
+    SCALE_COLS: tl.constexpr,
+    BN: tl.constexpr,
+    BG: tl.constexpr,
+):
+    BK: tl.constexpr = BG * 16 // 2 if BG * 16 > 512 else 256
+    o_n = (row + tl.arange(0, BN)).to(tl.int64)
+    o_k = tl.arange(0, BK)
+    token = i_t * stride_x
+    acc = tl.zeros([BN, BK], tl.float32)
+    for k0 in range(0, K, BK):
+        w = decode_tile(p0, p1, p2, p3, o_n, o_n < last, k0, K, TYPE, BK, SCALE_COLS)
+        x = tl.load(x_ptr + token + k0 + o_k, mask=k0 + o_k < K, other=0.0)  # [BK]
+        acc += w * x[None, :]
+    return tl.sum(acc, 1)[None, :]

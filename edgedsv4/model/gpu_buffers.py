@@ -1,0 +1,96 @@
+"""What a forward on a GPU computes in: positions, rotations, and the buffers of one decoded token.
+
+Kernels of a captured step read and write fixed addresses, so everything here is allocated once per
+model and lent to one forward at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from edgedsv4.kernels.rope import rope_frequencies
+
+if TYPE_CHECKING:
+    from edgedsv4.config import ModelConfig
+    from edgedsv4.model.gpu_network import DeviceNetwork
+    from edgedsv4.model.layer_plan import LayerPlan, RopePlan
+
+RopeKey = tuple["RopePlan", int]
+"""A layer's rotation, and the ratio of the windows whose first position is meant; 0: the token."""
+
+
+class StepPlace:
+    """Token and position of a step on the device, and the rotations that follow from them."""
+
+    def __init__(
+        self, config: ModelConfig, plans: Sequence[LayerPlan], device: torch.device
+    ) -> None:
+        keys: dict[RopeKey, None] = {}
+        for plan in plans:
+            keys[plan.rope, 0] = None
+            keys[plan.rope, plan.ratio] = None
+        self._rows = {key: row for row, key in enumerate(keys)}
+        frequencies = [
+            rope_frequencies(config.rope_dim, rope.theta, rope.scaling) for rope, _ in keys
+        ]
+        self._frequencies = torch.stack(frequencies).to(device)
+        ratios = [max(ratio, 1) for _, ratio in keys]
+        self._ratios = torch.tensor(ratios, dtype=torch.int64, device=device)
+        self.given = torch.zeros(2, dtype=torch.int64, device=device)
+        """Token id and position, written by the host or by the step before."""
+        self.token_ids = self.given[:1]
+        """[1] int64."""
+        self.position = torch.zeros(1, dtype=torch.int32, device=device)
+        shape = self._frequencies.shape
+        self._cos = torch.empty(shape, dtype=torch.float32, device=device)
+        self._sin = torch.empty(shape, dtype=torch.float32, device=device)
+
+    def launch(self) -> None:
+        """Follow `given`; part of a captured step."""
+        position = self.given[1:]
+        self.position.copy_(position)
+        starts = torch.div(position, self._ratios, rounding_mode="floor") * self._ratios
+        angles = starts.to(torch.float32)[:, None] * self._frequencies
+        torch.cos(angles, out=self._cos)
+        torch.sin(angles, out=self._sin)
+
+    def rotation(self, rope: RopePlan, ratio: int = 0) -> tuple[Tensor, Tensor]:
+        """Cos and sin [1, r / 2]: of the position, or of the first one of its window."""
+        row = self._rows[rope, ratio]
+        return self._cos[row : row + 1], self._sin[row : row + 1]
+
+
+class StepBuffers:
+    """Activations of one token, all layers alike."""
+
+    def __init__(self, config: ModelConfig, network: DeviceNetwork, device: torch.device) -> None:
+        def floats(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.float32, device=device)
+
+        layers = network.layers
+        hidden, streams = config.hidden_size, config.hc_streams
+        self.streams = floats(1, streams, hidden)
+        self.x = floats(1, hidden)
+        self.o = floats(1, hidden)
+        self.post = floats(1, streams)
+        self.comb = floats(1, streams, streams)
+        self.entrance = floats(1, max(layer.entrance.width for layer in layers))
+        self.qr = floats(1, config.q_lora_rank)
+        self.queries = floats(1, max(layer.queries.width for layer in layers))
+        self.attended = floats(1, config.num_heads * config.head_dim)
+        self.grouped = floats(1, config.output_groups * config.output_lora_rank)
+        self.index_weights = floats(1, config.index_heads)
+        self.router = floats(1, config.num_experts)
+        chosen = config.experts_per_token
+        self.expert_ids = torch.empty((1, chosen), dtype=torch.int32, device=device)
+        self.expert_weights = floats(1, chosen)
+        inner = (chosen + config.num_shared_experts) * config.expert_width
+        self.inner = floats(inner)
+        self.y = floats(1, hidden)
+        self.logits = floats(1, config.vocab_size)
+        self.selected = torch.empty((1, config.index_topk), dtype=torch.int32, device=device)
+        self.bad = torch.zeros(1, dtype=torch.int32, device=device)

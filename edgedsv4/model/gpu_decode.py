@@ -1,0 +1,261 @@
+"""One decoded token on a GPU: the launches of a step in their order, captured as one graph.
+
+Every address and every launch is the same for all positions of a timeline; what differs (token,
+position, counts of rows) is read from memory by the kernels. So a step is recorded once per
+timeline and replayed; where the device has no graphs, the same launches are issued one by one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from edgedsv4.kernels._triton import IS_INTERPRETED
+from edgedsv4.kernels.gpu.attention import decode_attention, decode_partials, decode_splits
+from edgedsv4.kernels.gpu.expert_vec import expert_down, expert_gate_up
+from edgedsv4.kernels.gpu.finish_queries import IndexQueries, Rotation, finish_queries
+from edgedsv4.kernels.gpu.gather_rows import embed_streams
+from edgedsv4.kernels.gpu.hyper import head_step, hyper_step, hyper_work_floats
+from edgedsv4.kernels.gpu.index_scores import score_keys
+from edgedsv4.kernels.gpu.index_select import select_rows, select_scratch_ints
+from edgedsv4.kernels.gpu.matvec import matvec
+from edgedsv4.kernels.gpu.prepare import InputProducts, RowPositions, prepare
+from edgedsv4.kernels.gpu.route import route
+from edgedsv4.kernels.gpu.sample import argmax, argmax_work
+from edgedsv4.kernels.mhc import HyperConstants
+from edgedsv4.model.gpu_layer_state import LayerState, layer_state
+
+if TYPE_CHECKING:
+    from edgedsv4.config import ModelConfig
+    from edgedsv4.model.gpu_buffers import StepBuffers, StepPlace
+    from edgedsv4.model.gpu_cache import GpuKvCache
+    from edgedsv4.model.gpu_network import DeviceHyper, DeviceLayer, DeviceNetwork
+
+_WARM_UPS = 2
+
+
+class DecodeStep:
+    """Evaluates one token of one timeline.
+
+    Args:
+        config: shape of the model.
+        network: its weights.
+        cache: the timeline.
+        place: token and position, shared by all timelines of the model.
+        buffers: activations, shared likewise.
+        family: of the device, for tables of tile sizes.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        network: DeviceNetwork,
+        cache: GpuKvCache,
+        place: StepPlace,
+        buffers: StepBuffers,
+        family: str,
+    ) -> None:
+        self._config = config
+        self._network = network
+        self._place = place
+        self._buffers = buffers
+        self._family = family
+        self._states = [layer_state(config, layer, cache) for layer in network.layers]
+        device = buffers.x.device
+        self._constants = HyperConstants(
+            config.hc_sinkhorn_iterations, config.hc_eps, config.rms_norm_eps
+        )
+        heads, dim = config.num_heads, config.head_dim
+        splits = decode_splits(_multiprocessors(device), heads)
+        self._partials = decode_partials(splits, heads, dim, device)
+        self._work = torch.empty(hyper_work_floats(1, config.hidden_size), device=device)
+        capacity = max((state.keys[0].shape[0] for state in self._states if state.keys), default=0)
+        self._scores = torch.empty((1, capacity), device=device)
+        ints = select_scratch_ints(1, capacity, config.index_topk)
+        self._select_scratch = torch.zeros(ints, dtype=torch.int32, device=device)
+        self._best_work = argmax_work(1, config.vocab_size, device)
+        self.best = torch.empty(1, dtype=torch.int32, device=device)
+        """The likeliest next token."""
+        self._graph: Any = None
+
+    def run(self) -> None:
+        """Evaluate the token at `StepPlace.given`; returns before the device is done.
+
+        The rows of the token enter the rings, its logits `StepBuffers.logits`.
+        """
+        if self._graph is None and _has_graphs(self._buffers.x.device):
+            self._capture()
+        if self._graph is None:
+            self._launch()
+        else:
+            self._graph.replay()
+
+    def _capture(self) -> None:
+        """Record the step. Warming up evaluates the token, which evaluating again changes not."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                self._launch()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self._launch()
+        self._graph = graph
+
+    def _launch(self) -> None:
+        buffers, network, place = self._buffers, self._network, self._place
+        place.launch()
+        buffers.bad.zero_()
+        embed_streams(buffers.streams, place.token_ids, network.embed)
+        o: Tensor | None = None
+        for layer, state in zip(network.layers, self._states, strict=True):
+            self._hyper(layer.hc_attn, layer.attn_norm, o)
+            self._attention(layer, state)
+            self._hyper(layer.hc_ffn, layer.ffn_norm, buffers.o)
+            self._experts(layer)
+            o = buffers.o
+        head = network.hc_head
+        head_step(
+            buffers.y,
+            buffers.streams,
+            o,
+            buffers.post,
+            buffers.comb,
+            fn=head.fn,
+            base=head.base,
+            scale=head.scale,
+            norm=network.norm,
+            constants=self._constants,
+            work=self._work,
+        )
+        matvec(buffers.logits, buffers.y, [network.head])
+        argmax(self.best, buffers.logits, self._best_work, buffers.bad)
+
+    def _hyper(self, hyper: DeviceHyper, norm: Tensor, o: Tensor | None) -> None:
+        buffers = self._buffers
+        hyper_step(
+            buffers.x,
+            buffers.post,
+            buffers.comb,
+            buffers.streams,
+            o,
+            fn=hyper.fn,
+            base=hyper.base,
+            scale=hyper.scale,
+            norm=norm,
+            constants=self._constants,
+            work=self._work,
+        )
+
+    def _attention(self, layer: DeviceLayer, state: LayerState) -> None:
+        buffers, place, plan, config = self._buffers, self._place, layer.plan, self._config
+        made = buffers.entrance[:, : layer.entrance.width]
+        matvec(made, buffers.x, layer.entrance.matrices)
+        columns = layer.entrance.columns
+        cos, sin = place.rotation(plan.rope)
+        window_cos, window_sin = place.rotation(plan.rope, plan.ratio)
+        has_compressor, has_indexer = layer.compressor is not None, layer.indexer is not None
+        products = InputProducts(
+            qr=made[:, columns["qr"]],
+            kv=made[:, columns["kv"]],
+            compressor=(made[:, columns["values"]], made[:, columns["gates"]])
+            if has_compressor
+            else None,
+            indexer=(made[:, columns["index_values"]], made[:, columns["index_gates"]])
+            if has_indexer
+            else None,
+        )
+        positions = RowPositions(
+            position=place.position,
+            cos=cos,
+            sin=sin,
+            window_cos=window_cos,
+            window_sin=window_sin,
+            bad=buffers.bad,
+        )
+        prepare(buffers.qr, products, state.attention, positions)
+        queries = buffers.queries[:, : layer.queries.width]
+        matvec(queries, buffers.qr, layer.queries.matrices)
+        q = queries[:, layer.queries.columns["q"]].view(1, config.num_heads, config.head_dim)
+        self._finish(layer, queries, q, made, state)
+        decode_attention(
+            buffers.attended,
+            q,
+            state.attention.window,
+            place.position,
+            window=config.window,
+            compressed=state.compressed,
+            selected=buffers.selected if has_indexer else None,
+            ratio=plan.ratio,
+            sink=layer.sink,
+            cos=cos,
+            sin=sin,
+            partials=self._partials,
+            family=self._family,
+        )
+        matvec(buffers.grouped, buffers.attended, [layer.wo_a], groups=config.output_groups)
+        matvec(buffers.o, buffers.grouped, [layer.wo_b])
+
+    def _finish(
+        self, layer: DeviceLayer, queries: Tensor, q: Tensor, made: Tensor, state: LayerState
+    ) -> None:
+        """Queries ready for use, and on layers with an indexer the selected rows."""
+        buffers, place, config = self._buffers, self._place, self._config
+        cos, sin = place.rotation(layer.plan.rope)
+        rotation = Rotation(cos=cos, sin=sin)
+        if state.keys is None:
+            finish_queries(q, q, rotation, config.rms_norm_eps)
+            return
+        shape = (1, config.index_heads, config.index_dim)
+        iq = queries[:, layer.queries.columns["iq"]].view(shape)
+        index = IndexQueries(out=iq, raw=iq, is_rounded=state.is_rounded, bad=buffers.bad)
+        finish_queries(q, q, rotation, config.rms_norm_eps, index)
+        weights = buffers.index_weights
+        factor = (config.index_dim * config.index_heads) ** -0.5
+        torch.mul(made[:, layer.entrance.columns["index_weights"]], factor, out=weights)
+        ratio, topk = layer.plan.ratio, config.index_topk
+        score_keys(self._scores, iq, weights, state.keys, place.position, ratio=ratio, topk=topk)
+        select_rows(
+            buffers.selected,
+            self._scores,
+            place.position,
+            self._select_scratch,
+            buffers.bad,
+            ratio=ratio,
+        )
+
+    def _experts(self, layer: DeviceLayer) -> None:
+        buffers, bank, plan = self._buffers, layer.experts, layer.plan
+        matvec(buffers.router, buffers.x, [layer.router])
+        route(
+            buffers.expert_ids,
+            buffers.expert_weights,
+            buffers.router,
+            layer.bias,
+            scale=self._config.routed_scale,
+            table=layer.expert_table,
+            token_ids=self._place.token_ids,
+        )
+        shared = None
+        if layer.shared_w1 is not None and layer.shared_w3 is not None:
+            shared = (layer.shared_w1, layer.shared_w3)
+        slots = buffers.expert_ids[0]
+        limits = (plan.swiglu_limit, plan.shared_swiglu_limit)
+        expert_gate_up(buffers.inner, buffers.x, slots, (bank.w1, bank.w3), shared, limits)
+        weights = buffers.expert_weights[0]
+        expert_down(buffers.o, buffers.inner, slots, weights, bank.w2, layer.shared_w2)
+
+
+def _has_graphs(device: torch.device) -> bool:
+    return device.type == "cuda" and not IS_INTERPRETED
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    if device.type == "xpu":
+        return int(torch.xpu.get_device_properties(device).max_compute_units)
+    return 8

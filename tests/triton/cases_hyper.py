@@ -1,0 +1,79 @@
+"""Launches of the hyper-connection, routing and sampling kernels at the sizes of V4-Flash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgedsv4.kernels.gpu.hyper import head_step, hyper_step, hyper_work_floats
+from edgedsv4.kernels.gpu.route import route
+from edgedsv4.kernels.mhc import HyperConstants
+
+D, HC = 4096, 4
+E, K, V = 256, 6, 129280
+CONSTANTS = HyperConstants(iterations=20, hc_eps=1e-6, norm_eps=1e-6)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def parameters(rows: int) -> dict[str, Any]:
+    scales = 3 if rows > HC else 1
+    return {
+        "fn": empty(rows, HC * D),
+        "base": empty(rows),
+        "scale": empty(scales),
+        "norm": empty(D),
+        "constants": CONSTANTS,
+    }
+
+
+def step(tokens: int, *, has_output: bool, precise: bool = False) -> None:
+    o = empty(tokens, D) if has_output else None
+    hyper_step(
+        *(empty(tokens, D), empty(tokens, HC), empty(tokens, HC, HC), empty(tokens, HC, D), o),
+        **parameters((2 + HC) * HC),
+        work=empty(hyper_work_floats(tokens, D)),
+        precise=precise,
+    )
+
+
+def head(tokens: int, wanted: int) -> None:
+    head_step(
+        *(empty(wanted, D), empty(tokens, HC, D), empty(tokens, D)),
+        *(empty(tokens, HC), empty(tokens, HC, HC)),
+        **parameters(HC),
+        work=empty(hyper_work_floats(tokens, D)),
+    )
+
+
+def select(tokens: int, *, has_table: bool) -> None:
+    route(
+        *(empty(tokens, K, dtype=torch.int32), empty(tokens, K), empty(tokens, E)),
+        None if has_table else empty(E),
+        scale=1.5,
+        table=empty(V, K, dtype=torch.int32) if has_table else None,
+        token_ids=empty(tokens, dtype=torch.int64) if has_table else None,
+    )
+
+
+def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    """(name, launch)."""
+    yield "hyper_first", partial(step, 1, has_output=False)
+    yield "hyper_decode", partial(step, 1, has_output=True)
+    yield "hyper_verify", partial(step, 4, has_output=True)
+    yield "hyper_chunk_first", partial(step, 4096, has_output=False)
+    yield "hyper_chunk", partial(step, 4096, has_output=True)
+    yield "hyper_chunk_precise", partial(step, 4096, has_output=True, precise=True)
+    yield "head_decode", partial(head, 1, 1)
+    yield "head_chunk_last", partial(head, 4096, 1)
+    yield "head_chunk_all", partial(head, 4096, 4096)
+    yield "route_decode", partial(select, 1, has_table=False)
+    yield "route_hash_decode", partial(select, 1, has_table=True)
+    yield "route_chunk", partial(select, 4096, has_table=False)
+    yield "route_hash_chunk", partial(select, 4096, has_table=True)

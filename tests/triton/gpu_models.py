@@ -1,0 +1,36 @@
+"""Tiny models on the GPU backend, and the reference beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from memory_model import model_of
+from triton_device import DEVICE
+
+from edgedsv4.model.gpu_model import GpuModel
+from edgedsv4.model.gpu_network import NetworkLoader
+from edgedsv4.model.kv_cache import Numerics
+
+if TYPE_CHECKING:
+    from memory_model import Tensors
+
+    from edgedsv4.config import ModelConfig, Profile
+    from edgedsv4.model.model import Model
+
+
+def gpu_model_of(model: Model) -> GpuModel:
+    """The weights of a CPU model on the device under test."""
+    device = torch.device(DEVICE)
+    numerics = Numerics(profile=model.numerics.profile, dtype=torch.float32, device=device)
+    loader = NetworkLoader(model.config, device, "F32")
+    network = loader.load(model.weights, model.experts)
+    return GpuModel(
+        model.config, model.weights, model.experts, numerics, network=network, family=""
+    )
+
+
+def both(config: ModelConfig, tensors: Tensors, profile: Profile) -> tuple[Model, GpuModel]:
+    """The reference and the GPU backend with the same weights."""
+    reference = model_of(config, tensors, profile=profile)
+    return reference, gpu_model_of(reference)

@@ -1,0 +1,122 @@
+"""Routed experts of a chunk against each expert alone and the weighted sum of `moe`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from matrix_samples import stored_matrix
+from numeric import assert_close
+from torch import Tensor
+from triton_device import DEVICE
+
+from edgedsv4.errors import ShapeError
+from edgedsv4.kernels.gpu.expert_matmul import (
+    ExpertScratch,
+    expert_ffn_chunk,
+    expert_scratch,
+    expert_scratch_bytes,
+    tile_width,
+)
+from edgedsv4.kernels.gpu.expert_sort import sort_pairs, tile_capacity
+from edgedsv4.kernels.gpu.planes import DeviceMatrix, empty_bank, fill_bank
+from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize
+from edgedsv4.kernels.swiglu import swiglu_reference
+
+
+class _Bank:
+    """A bank and the matrices in it."""
+
+    def __init__(self, name: str, slots: int, rows: int, cols: int, seed: int) -> None:
+        self.stored = [stored_matrix(name, rows, cols, seed + slot) for slot in range(slots)]
+        self.matrix = empty_bank(name, slots, rows, cols, DEVICE)
+        for slot, weight in enumerate(self.stored):
+            fill_bank(self.matrix, slot, weight)
+
+
+def _rounded(values: Tensor, *, precise: bool) -> Tensor:
+    return values.double() if precise else values.to(torch.bfloat16).double()
+
+
+def _weight(weight: QuantMatrix, *, precise: bool) -> Tensor:
+    return _rounded(dequantize(weight), precise=precise)
+
+
+def _reference(
+    x: Tensor, ids: Tensor, weights: Tensor, banks: list[_Bank], limit: float, *, precise: bool
+) -> Tensor:
+    """In float64, on operands rounded as the kernel rounds them."""
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    x = _rounded(x, precise=precise)
+    for token, slots in enumerate(ids.tolist()):
+        for place, slot in enumerate(slots):
+            if not 0 <= slot < len(banks[0].stored):
+                continue
+            w1, w3, w2 = (_weight(bank.stored[slot], precise=precise) for bank in banks)
+            h = swiglu_reference(x[token] @ w1.T, x[token] @ w3.T, limit)
+            h = _rounded(h.float(), precise=precise)
+            out[token] += weights[token, place].double() * (h @ w2.T)
+    return out
+
+
+def _run(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    banks: list[_Bank],
+    limit: float,
+    *,
+    precise: bool,
+) -> Tensor:
+    scratch = _scratch(x, ids, banks, precise=precise)
+    out = torch.full(x.shape, math.nan, device=DEVICE)
+    w1, w3, w2 = (bank.matrix for bank in banks)
+    inputs = (x.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE))
+    expert_ffn_chunk(out, *inputs, w1, w3, w2, limit, scratch=scratch, precise=precise)
+    return out.cpu()
+
+
+def _scratch(x: Tensor, ids: Tensor, banks: list[_Bank], *, precise: bool) -> ExpertScratch:
+    """Larger than needed and poisoned."""
+    slots, width = len(banks[0].stored), banks[2].matrix.cols
+    scratch = expert_scratch(
+        len(x) + 1,
+        ids.shape[1],
+        slots + 1,
+        x.shape[1],
+        width,
+        device=torch.device(DEVICE),
+        precise=precise,
+    )
+    for memory in (scratch.x, scratch.hidden, scratch.outputs):
+        memory.fill_(math.nan)
+    return scratch
+
+
+def _inputs(tokens: int, k: int, slots: int, hidden: int, seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, hidden, generator=generator)
+    ids = torch.stack([torch.randperm(slots, generator=generator)[:k] for _ in range(tokens)])
+    return x, ids.int(), torch.rand(tokens, k, generator=generator)
+
+
+CASES = {
+    "one_token": (1, 2, 4, 64, 96, ("Q8_0", "Q8_0", "Q8_0"), 10.0),
+    "odd_sizes": (5, 3, 5, 160, 96, ("Q8_0", "BF16", "F16"), math.inf),
+    "tight_limit": (3, 2, 3, 64, 64, ("BF16", "F32", "Q8_0"), 0.5),
+    "more_than_a_tile": (24, 2, 2, 64, 64, ("Q8_0", "Q8_0", "BF16"), 10.0),
+}
+
+
+@pytest.mark.parametrize("precise", [False, True], ids=["bf16", "precise"])
+@pytest.mark.parametrize("case", CASES)
+def test_chunk_equals_sum_of_experts(case: str, precise: bool) -> None:
+    tokens, k, slots, hidden, width, types, limit = CASES[case]
+    w1 = _Bank(types[0], slots, width, hidden, 1)
+    w3 = _Bank(types[1], slots, width, hidden, 100)
+    w2 = _Bank(types[2], slots, hidden, width, 200)
+    x, ids, weights = _inputs(tokens, k, slots, hidden, 5)
+    got = _run(x, ids, weights, [w1, w3, w2], limit, precise=precise)
+    ref = _reference(x, ids, weights, [w1, w3, w2], limit, precise=precise)
+    assert_close(case, got, ref, None if precise else 3.3e-3)
