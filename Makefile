@@ -46,11 +46,13 @@ chat: $(STAMPS)/package
 
 # Twice: Triton decides when a kernel is defined whether it is interpreted, so the interpreter's tests
 # have processes of their own. Status 5, no test chosen, is right where PYTEST means the other run.
+# On a machine with a GPU `auto` would be that.
+NO_GPU := CUDA_VISIBLE_DEVICES=
 INTERPRETED := $(if $(findstring tests/,$(PYTEST)),,tests/triton)
 test: $(STAMPS)/test
 	@status=0; run() { "$$@" || { code=$$?; $(if $(PYTEST),[ $$code = 5 ] ||) status=$$code; }; }; \
-	run $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(PYTEST); \
-	run env TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted -n $(WORKERS) $(INTERPRETED) $(PYTEST); \
+	run env $(NO_GPU) $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(PYTEST); \
+	run env $(NO_GPU) TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted -n $(WORKERS) $(INTERPRETED) $(PYTEST); \
 	exit $$status
 
 # Every variant of every Triton kernel for every GPU; what it takes is kept in tests/data.

@@ -279,8 +279,9 @@ class EngineOptions:
     """Choices made once, when a model is opened."""
 
     device: str = "auto"
-    """`auto`, `cpu`, or a torch device such as `cuda:0`. `auto` is the CPU until another device has
-    kernels."""
+    """`auto`, `cpu`, or a GPU: `cuda`, `cuda:1`, for AMD cards `rocm` too, for Intel's `xpu`. `auto`
+    is the first NVIDIA or AMD card that the Triton kernels run on, where backend and dtype allow
+    it, else the CPU."""
     context: int | None = None
     """Tokens one session can hold, 1..2^24; None takes the least of the model's own limit, 32,768
     and what memory allows."""
@@ -305,7 +306,7 @@ class EngineOptions:
     ram_bytes: int | None = None
     """Budget for weights, KV cache and working memory; None takes what the machine has."""
     vram_bytes: int | None = None
-    """Budget on the device, when it has memory of its own; None takes what is free."""
+    """Budget on a GPU; None takes what is free there, which is never exceeded."""
     checkpoint_bytes: int = 1 << 30
     """Memory one session may spend on turn checkpoints, 0..2^50; the oldest are given up first."""
     draft: int = 0

@@ -94,11 +94,15 @@ class CapacityError(Dsv4Error):
 
     Attributes:
         needed_bytes, available_bytes: both sides of the comparison.
+        is_on_device: the memory is a GPU's.
     """
 
-    def __init__(self, what: str, *, needed_bytes: int, available_bytes: int) -> None:
+    def __init__(
+        self, what: str, *, needed_bytes: int, available_bytes: int, is_on_device: bool = False
+    ) -> None:
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
+        self.is_on_device = is_on_device
         super().__init__(f"{what}: needs {needed_bytes:,} bytes, {available_bytes:,} are available")
 
 

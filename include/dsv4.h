@@ -204,7 +204,8 @@ int32_t dsv4_cancel_free(dsv4_cancel *cancel);
 int32_t dsv4_set_log(dsv4_log_fn log, void *user, int32_t level);
 
 /* The devices that dsv4_engine_options.device can name here, as a JSON array of objects with "name", "kind",
- * "memory_bytes" and "is_default", and for the CPU "instruction_set", "threads".
+ * "memory_bytes" and "is_default", for the CPU "instruction_set" and "threads", for a GPU "family" ("sm_90") and
+ * "obstacle" (why the kernels for GPUs cannot run there, or null).
  * Example: size_t size = 0; dsv4_devices_json(NULL, 0, &size); */
 int32_t dsv4_devices_json(char *buffer, size_t capacity, size_t *size);
 

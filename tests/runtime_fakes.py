@@ -20,6 +20,7 @@ from torch import Tensor
 
 from edgedsv4.config import EngineOptions
 from edgedsv4.errors import NumericError
+from edgedsv4.model.kv_cache import Numerics
 from edgedsv4.runtime.session_parts import SessionParts
 from edgedsv4.text.prompt import render_prompt
 
@@ -103,6 +104,7 @@ class FakeModel:
 
     def __init__(self, config: ModelConfig | None = None) -> None:
         self.config = config or tiny_config(vocab_size=11, window=8, eos_id=1)
+        self.numerics = Numerics(profile="default", dtype=torch.float32, device=torch.device("cpu"))
         self.calls: list[int] = []
         self.before_forward: Callable[[int], None] = lambda _position: None
         self.broken_position: int | None = None

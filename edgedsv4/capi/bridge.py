@@ -116,8 +116,9 @@ def exported(function: Exported) -> Exported:
 
 def status_of(error: BaseException) -> int:
     """The status that stands for an exception."""
-    if type(error).__name__ == "OutOfMemoryError":
-        # torch's, which is not imported here for its name alone.
+    # The one is torch's, which is not imported here for its name alone.
+    is_out_of_memory = type(error).__name__ == "OutOfMemoryError"
+    if is_out_of_memory or (isinstance(error, CapacityError) and error.is_on_device):
         return int(lib.DSV4_ERR_DEVICE_MEMORY)
     if type(error) is Dsv4Error:
         # An engine or a session that another thread closed after its handle had been looked up.

@@ -152,7 +152,7 @@ def _option(
 
 
 ENGINE_FLAGS = (
-    _option("--device", "device", "NAME", None, "auto, cpu, or a torch device such as cuda:0"),
+    _option("--device", "device", "NAME", None, "auto, cpu, cuda, cuda:1, rocm, xpu"),
     _option(
         "--ctx",
         "context",

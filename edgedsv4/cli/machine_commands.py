@@ -79,6 +79,10 @@ def _device_line(device: DeviceInfo) -> str:
         parts.append(device.instruction_set)
     if device.threads is not None:
         parts.append("1 thread" if device.threads == 1 else f"{device.threads} threads")
+    if device.family is not None:
+        parts.append(device.family)
+    if device.obstacle is not None:
+        parts.append(f"no kernels: {device.obstacle}")
     if device.is_default:
         parts.append("the default")
     return f"{device.name:10}{', '.join(parts)}"

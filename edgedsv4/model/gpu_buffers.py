@@ -41,13 +41,19 @@ class StepPlace:
         ratios = [max(ratio, 1) for _, ratio in keys]
         self._ratios = torch.tensor(ratios, dtype=torch.int64, device=device)
         self.given = torch.zeros(2, dtype=torch.int64, device=device)
-        """Token id and position, written by the host or by the step before."""
+        """Token id and position, written by the host."""
+        self._staged = torch.zeros(2, dtype=torch.int64, pin_memory=device.type == "cuda")
         self.token_ids = self.given[:1]
         """[1] int64."""
         self.position = torch.zeros(1, dtype=torch.int32, device=device)
         shape = self._frequencies.shape
         self._cos = torch.empty(shape, dtype=torch.float32, device=device)
         self._sin = torch.empty(shape, dtype=torch.float32, device=device)
+
+    def give(self, token_id: int, position: int) -> None:
+        """Say which token comes next; the step before must be done."""
+        self._staged[0], self._staged[1] = token_id, position
+        self.given.copy_(self._staged, non_blocking=True)
 
     def launch(self) -> None:
         """Follow `given`; part of a captured step."""
@@ -93,4 +99,16 @@ class StepBuffers:
         self.y = floats(1, hidden)
         self.logits = floats(1, config.vocab_size)
         self.selected = torch.empty((1, config.index_topk), dtype=torch.int32, device=device)
-        self.bad = torch.zeros(1, dtype=torch.int32, device=device)
+        self.result = torch.zeros(2, dtype=torch.int32, device=device)
+        """What the host needs of a step: the likeliest next token, and whether it went wrong."""
+        self.host_result = torch.zeros(2, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.best = self.result[:1]
+        self.bad = self.result[1:]
+
+    def outcome(self) -> tuple[int, bool]:
+        """The likeliest next token and whether a value was not finite; waits for the device."""
+        self.host_result.copy_(self.result, non_blocking=True)
+        if self.result.device.type != "cpu":
+            torch.accelerator.current_stream().synchronize()
+        best, bad = self.host_result.tolist()
+        return best, bool(bad) or best < 0

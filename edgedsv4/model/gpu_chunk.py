@@ -275,23 +275,40 @@ class Chunk:
         hook = self._hooks.on_topk
         if hook is not None:
             tile = self.count
-        scores = self._floats(tile, rows)
+        scores = self._floats(tile, -(-rows // 16) * 16)
         ints = select_scratch_ints(tile, rows, config.index_topk)
         scratch = torch.zeros(ints, dtype=torch.int32, device=self._setting.device)
         seen = tuple(part[:rows] for part in keys)
         for first in range(0, self.count, tile):
             part = slice(first, min(first + tile, self.count))
             here = scores[: part.stop - first]
-            place = {"ratio": plan.ratio, "first": first}
             score_keys(
-                here, iq[part], weights[part], seen, self._position, topk=config.index_topk, **place
+                here,
+                iq[part],
+                weights[part],
+                seen,
+                self._position,
+                ratio=plan.ratio,
+                topk=config.index_topk,
+                first=first,
+                family=self._setting.family,
             )
-            select_rows(selected[part], here, self._position, scratch, self.bad, **place)
+            select_rows(
+                selected[part],
+                here,
+                self._position,
+                scratch,
+                self.bad,
+                ratio=plan.ratio,
+                first=first,
+            )
         if hook is not None:
             positions = torch.arange(self.start, self.start + self.count, device=iq.device)
             entries = torch.arange(rows, device=iq.device)
             hidden = entries >= ((positions + 1) // plan.ratio)[:, None]
-            wanted = hook(plan.layer, scores.masked_fill(hidden, -torch.inf), selected.long())
+            wanted = hook(
+                plan.layer, scores[:, :rows].masked_fill(hidden, -torch.inf), selected.long()
+            )
             wanted = ascending(wanted.to(selected.device)).int()
             selected.fill_(-1)
             selected[:, : wanted.shape[1]] = wanted
@@ -398,7 +415,7 @@ class Chunk:
         """Let the device come within a few layers."""
         if self._setting.device.type != "cuda" or self._hooks.should_stop is None:
             return
-        event = torch.cuda.Event()
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         waiting.append(event)
         if len(waiting) > _LAYERS_AHEAD:

@@ -23,7 +23,7 @@ from edgedsv4.kernels.gpu.index_select import select_rows, select_scratch_ints
 from edgedsv4.kernels.gpu.matvec import matvec
 from edgedsv4.kernels.gpu.prepare import InputProducts, RowPositions, prepare
 from edgedsv4.kernels.gpu.route import route
-from edgedsv4.kernels.gpu.sample import argmax, argmax_work
+from edgedsv4.kernels.gpu.sample import argmax, argmax_work_ints
 from edgedsv4.kernels.mhc import HyperConstants
 from edgedsv4.model.gpu_layer_state import LayerState, layer_state
 
@@ -75,9 +75,9 @@ class DecodeStep:
         self._scores = torch.empty((1, capacity), device=device)
         ints = select_scratch_ints(1, capacity, config.index_topk)
         self._select_scratch = torch.zeros(ints, dtype=torch.int32, device=device)
-        self._best_work = argmax_work(1, config.vocab_size, device)
-        self.best = torch.empty(1, dtype=torch.int32, device=device)
-        """The likeliest next token."""
+        self._best_work = torch.empty(
+            argmax_work_ints(1, config.vocab_size), dtype=torch.int32, device=device
+        )
         self._graph: Any = None
 
     def run(self) -> None:
@@ -94,7 +94,7 @@ class DecodeStep:
 
     def _capture(self) -> None:
         """Record the step. Warming up evaluates the token, which evaluating again changes not."""
-        stream = torch.cuda.Stream()
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
@@ -132,7 +132,7 @@ class DecodeStep:
             work=self._work,
         )
         matvec(buffers.logits, buffers.y, [network.head])
-        argmax(self.best, buffers.logits, self._best_work, buffers.bad)
+        argmax(buffers.best, buffers.logits, self._best_work)
 
     def _hyper(self, hyper: DeviceHyper, norm: Tensor, o: Tensor | None) -> None:
         buffers = self._buffers

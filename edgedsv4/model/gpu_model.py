@@ -111,25 +111,26 @@ class GpuModel(Model):
         is_watched = hooks.on_topk is not None or hooks.on_experts is not None
         with self._lock:
             if token_ids.shape[0] == 1 and not is_watched:
-                return self._step(token_ids, cache, logits)
+                return self._one_token(token_ids, cache, logits)
             return self._chunk(token_ids, cache, logits, hooks)
 
-    def _step(self, token_ids: Tensor, cache: GpuKvCache, logits: LogitRows) -> Forward:
+    def _one_token(self, token_ids: Tensor, cache: GpuKvCache, logits: LogitRows) -> Forward:
         """One token."""
         if cache.step is None:
             cache.step = DecodeStep(
                 self.config, self.network, cache, self._place, self._buffers, self._family
             )
         buffers, position = self._buffers, cache.length
-        self._place.given.copy_(torch.tensor([int(token_ids[0]), position]))
+        self._place.give(int(token_ids[0]), position)
         cache.forget_overwritten()
         cache.step.run()
-        if int(buffers.bad):
+        best, is_bad = buffers.outcome()
+        if is_bad:
             self._explain(buffers.streams, position, 1, buffers.logits)
         cache.commit_step()
         # The buffers belong to the next step.
         made = None if logits == "none" else buffers.logits.clone()
-        return Forward(made, buffers.streams.clone())
+        return Forward(made, buffers.streams.clone(), best)
 
     def _chunk(
         self, token_ids: Tensor, cache: GpuKvCache, logits: LogitRows, hooks: ForwardHooks
@@ -192,7 +193,7 @@ class GpuModel(Model):
         o = chunk.run(streams)
         rows = {"none": 0, "last": 1, "all": chunk.count}[logits]
         y = chunk.head(streams, o, rows, *ending)
-        made = self._logits(chunk, y) if rows else None
+        made = self._head_logits(chunk, y) if rows else None
         if not bool(torch.isfinite(streams).all()) or int(chunk.bad):
             self._explain(streams, chunk.start, chunk.count, None)
         if made is not None and not bool(torch.isfinite(made).all()):
@@ -203,7 +204,7 @@ class GpuModel(Model):
             ring.oldest = max(ring.oldest, cache.length - slots)
         return Forward(made, streams)
 
-    def _logits(self, chunk: Chunk, y: Tensor) -> Tensor:
+    def _head_logits(self, chunk: Chunk, y: Tensor) -> Tensor:
         head = self.network.head
         if y.shape[0] > _FEW_ROWS:
             return chunk.product(y, head)

@@ -198,20 +198,25 @@ class NetworkLoader:
         self._fallback = fallback
 
     def load(
-        self, weights: ModelWeights, experts: ExpertSource, on_progress: Progress | None = None
+        self,
+        weights: ModelWeights,
+        experts: ExpertSource,
+        on_progress: Progress | None = None,
+        *,
+        has_draft: bool = True,
     ) -> DeviceNetwork:
-        """Copy everything; `on_progress` may raise to stop."""
+        """Copy everything, the draft block only if wanted; `on_progress` may raise to stop."""
         config = self._config
         plans = layer_plans(config)
-        total = len(plans) + (weights.draft is not None)
+        block = weights.draft if has_draft else None
+        total = len(plans) + (block is not None)
         layers = []
         for index, (layer, plan) in enumerate(zip(weights.layers, plans, strict=True)):
             layers.append(self._layer(layer, plan, experts))
             if on_progress is not None:
                 on_progress(index + 1, total)
         draft = None
-        if weights.draft is not None:
-            block = weights.draft
+        if block is not None:
             draft = DeviceDraft(
                 e_proj=self._matrix(block.e_proj),
                 h_proj=self._matrix(block.h_proj),

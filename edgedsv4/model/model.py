@@ -40,6 +40,8 @@ class Forward:
     """[T, V] or [1, V], float32 (float64 in a float64 model); None when not asked for."""
     streams: Tensor
     """[T, hc, D], the residual streams after the last layer."""
+    best: int | None = None
+    """The likeliest token after the last one, where the device found it on the way."""
 
 
 class Model:

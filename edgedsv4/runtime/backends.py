@@ -1,16 +1,22 @@
-"""Which implementation computes a model: torch or the C kernels, and what a user should know of it.
+"""Which implementation computes a model: torch, the C kernels or Triton's, and what to know of it.
 
-The choice is made once, for the whole forward. `auto` takes the C kernels where they can run and
-says why where they cannot; a named backend that cannot run is an error, never replaced.
+The choice is made once, for the whole forward. `auto` takes the C kernels on a CPU and the Triton
+kernels on a GPU where they can run, and says why where they cannot; a named backend that cannot run
+is an error, never replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 from edgedsv4.errors import BackendUnavailableError
+from edgedsv4.kernels.gpu.planes import SUPPORTED
+from edgedsv4.model.gpu_model import GpuModel
+from edgedsv4.model.gpu_network import NetworkLoader
 from edgedsv4.model.kv_cache import Numerics
 from edgedsv4.model.model import Model
 from edgedsv4.model.native_model import NativeModel
@@ -22,11 +28,11 @@ from edgedsv4.model.native_network import (
 )
 from edgedsv4.model.weights import load_weights
 from edgedsv4.runtime.device import TORCH_DTYPES, place_weights
+from edgedsv4.runtime.device_weights import FALLBACK
 from edgedsv4.runtime.expert_store import MappedExperts
+from edgedsv4.runtime.gpu_devices import gpu_of
 
 if TYPE_CHECKING:
-    import torch
-
     from edgedsv4.config import EngineOptions
     from edgedsv4.model.bound_weights import BoundTensor, BoundWeights
 
@@ -53,7 +59,7 @@ OPERATIONS = (
 class BackendChoice:
     """What computes a forward."""
 
-    name: Literal["reference", "native"]
+    name: Literal["reference", "native", "triton"]
     notes: tuple[str, ...]
     """Sentences for the user."""
 
@@ -79,11 +85,22 @@ def check_backend(options: EngineOptions, device: torch.device) -> None:
         BackendUnavailableError: with the reason.
     """
     if options.backend == "triton":
-        raise _unavailable("triton", "there are no Triton kernels yet")
+        obstacle = triton_obstacle(options, device)
+        if obstacle is not None:
+            raise _unavailable("triton", obstacle)
     if options.backend == "native":
         obstacle = native_obstacle(numerics_of(options, device))
         if obstacle is not None:
             raise _unavailable("native", obstacle)
+
+
+def triton_obstacle(options: EngineOptions, device: torch.device) -> str | None:
+    """Why the Triton kernels cannot compute on a device under these options; None if they can."""
+    if device.type == "cpu":
+        return "the Triton kernels need a GPU; choose one with device (--device cuda)"
+    if options.dtype != "f32":
+        return f"the Triton kernels compute with dtype f32, not {options.dtype}"
+    return gpu_of(device).obstacle
 
 
 def choose_backend(
@@ -102,6 +119,8 @@ def choose_backend(
     check_backend(options, device)
     if options.backend == "reference":
         return BackendChoice("reference", ())
+    if device.type != "cpu":
+        return _choose_on_gpu(bound, options, device)
     types = sorted({tensor.block_type.name for tensor in _matrices(bound)})
     obstacle = native_obstacle(numerics_of(options, device))
     obstacle = obstacle or model_obstacle(bound.config, types)
@@ -112,20 +131,56 @@ def choose_backend(
     return BackendChoice("reference", (f"computed by torch, which is slower: {obstacle}",))
 
 
+def _choose_on_gpu(
+    bound: BoundWeights, options: EngineOptions, device: torch.device
+) -> BackendChoice:
+    obstacle = triton_obstacle(options, device)
+    if obstacle is None:
+        return BackendChoice("triton", _fallback_notes(bound))
+    return BackendChoice("reference", (f"computed by torch, which is slower: {obstacle}",))
+
+
+def _fallback_notes(bound: BoundWeights) -> tuple[str, ...]:
+    """Types of matrices that are decoded when they are copied to a GPU."""
+    types = {tensor.block_type.name for tensor in _matrices(bound)}
+    decoded = sorted(types - SUPPORTED - {"FP4_E2M1"})
+    if not decoded:
+        return ()
+    return (f"held as {FALLBACK} on the GPU: weights of type {', '.join(decoded)}",)
+
+
 def load_model(
     bound: BoundWeights,
     options: EngineOptions,
     device: torch.device,
     choice: BackendChoice,
     threads: int,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Make the model that was chosen.
 
+    Args:
+        bound: its weights.
+        options: profile, type and threads.
+        device: where it is computed.
+        choice: what computes it.
+        threads: of the C kernels.
+        on_progress: told (layers copied, layers in all) where weights are copied to a GPU.
+
     Raises:
         FormatError: damaged parameters.
+        CapacityError: the device's memory is full.
     """
     weights, experts = load_weights(bound)
-    source, numerics = MappedExperts(experts, device), numerics_of(options, device)
+    numerics = numerics_of(options, device)
+    if choice.name == "triton":
+        loader = NetworkLoader(bound.config, device, FALLBACK)
+        network = loader.load(weights, experts, on_progress, has_draft=options.draft > 0)
+        files = MappedExperts(experts, torch.device("cpu"))
+        family = gpu_of(device).family
+        return GpuModel(bound.config, weights, files, numerics, network=network, family=family)
+    source = MappedExperts(experts, device)
     if choice.name == "native":
         is_pinned = options.pin_threads
         return NativeModel(

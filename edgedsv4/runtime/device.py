@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +13,13 @@ from edgedsv4.formats.block_types import BlockType
 from edgedsv4.kernels.native.library import HAVE_NATIVE
 from edgedsv4.kernels.quant_matmul import QuantMatrix
 from edgedsv4.model.native_network import instruction_set
+from edgedsv4.runtime.gpu_devices import (
+    GPU_NAME,
+    device_budget,
+    gpu_names,
+    gpus,
+    torch_name,
+)
 from edgedsv4.runtime.host import (
     available_ram_bytes,
     physical_cores,
@@ -38,9 +44,9 @@ class DeviceInfo:
     """A device that models can be computed on."""
 
     name: str
-    """As `EngineOptions.device` takes it: `cpu`, `cuda:0`."""
+    """As `EngineOptions.device` takes it: `cpu`, `cuda:0`, `xpu:0`."""
     kind: str
-    """`cpu` or `cuda`."""
+    """`cpu`, `cuda` (NVIDIA), `rocm` (AMD) or `xpu` (Intel)."""
     description: str
     """What the device calls itself."""
     memory_bytes: int
@@ -51,75 +57,93 @@ class DeviceInfo:
     """CPU instructions that the C kernels use; None where they do not run."""
     threads: int | None
     """Threads that an engine takes at most unless told; None where it computes elsewhere."""
+    family: str | None = None
+    """Architecture of a GPU: `sm_90`, `gfx942`, `xpu`; None for a CPU."""
+    obstacle: str | None = None
+    """Why the Triton kernels cannot run on a GPU; None where they can, and for a CPU."""
 
 
 def devices() -> tuple[DeviceInfo, ...]:
     """Everything that `EngineOptions.device` can name on this machine, besides `auto`."""
     default = str(resolve_device("auto"))
-    return tuple(_device_info(name, is_default=name == default) for name in available_devices())
+    return (_cpu_info(default == "cpu"), *_gpu_infos(default))
 
 
-def _device_info(name: str, *, is_default: bool) -> DeviceInfo:
-    device = torch.device(name)
-    if device.type == "cpu":
-        return DeviceInfo(
-            name=name,
-            kind=device.type,
-            description=processor_name(),
-            memory_bytes=total_ram_bytes(),
-            is_default=is_default,
-            instruction_set=instruction_set() if HAVE_NATIVE else None,
-            threads=physical_cores(),
-        )
-    properties = torch.cuda.get_device_properties(device)
+def _cpu_info(is_default: bool) -> DeviceInfo:
     return DeviceInfo(
-        name=name,
-        kind=device.type,
-        description=properties.name,
-        memory_bytes=properties.total_memory,
+        name="cpu",
+        kind="cpu",
+        description=processor_name(),
+        memory_bytes=total_ram_bytes(),
         is_default=is_default,
-        instruction_set=None,
-        threads=None,
+        instruction_set=instruction_set() if HAVE_NATIVE else None,
+        threads=physical_cores(),
     )
+
+
+def _gpu_infos(default: str) -> Iterator[DeviceInfo]:
+    for gpu in gpus():
+        yield DeviceInfo(
+            name=gpu.name,
+            kind=gpu.kind,
+            description=gpu.description,
+            memory_bytes=gpu.total_bytes,
+            is_default=gpu.name == default,
+            instruction_set=None,
+            threads=None,
+            family=gpu.family,
+            obstacle=gpu.obstacle,
+        )
 
 
 def available_devices() -> tuple[str, ...]:
     """Names that `resolve_device` takes on this machine, besides `auto`."""
-    return "cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+    return "cpu", *gpu_names()
 
 
 def resolve_device(name: str) -> torch.device:
     """The device to compute on.
 
     Args:
-        name: `auto` (the CPU until another device has kernels of its own), `cpu`, `cuda` (the
-            first one) or `cuda:N`.
+        name: `auto` (the first NVIDIA or AMD card on which the Triton kernels run, else the CPU),
+            `cpu`, `cuda`, `rocm` or `xpu` (the first one), or one of those with a number: `cuda:1`.
 
     Raises:
         BackendUnavailableError: a device that this machine or this torch does not have.
     """
-    if name in ("auto", "cpu"):
-        return torch.device("cpu")
-    wanted = "cuda:0" if name == "cuda" else name
-    devices = available_devices()
-    if wanted not in devices:
-        what = "" if re.fullmatch(r"cuda:\d+", wanted) else " is not a device name;"
+    if name == "auto":
+        return next((gpu.device for gpu in gpus() if gpu.is_choice_of_auto), torch.device("cpu"))
+    names = available_devices()
+    wanted = torch_name(name)
+    if wanted not in names:
+        what = "" if GPU_NAME.fullmatch(name) else " is not a device name;"
         raise BackendUnavailableError(
-            f"device {name!r}{what} cannot be used here; there is: auto, {', '.join(devices)}"
+            f"device {name!r}{what} cannot be used here; there is: auto, {', '.join(names)}"
         )
     return torch.device(wanted)
+
+
+def engine_device(options: EngineOptions) -> torch.device:
+    """The device of an engine: `auto` is a GPU only where what was asked for can run on one.
+
+    Raises:
+        BackendUnavailableError: as `resolve_device`.
+    """
+    is_for_gpus = options.backend in ("auto", "triton") and options.dtype == "f32"
+    if options.device == "auto" and not is_for_gpus:
+        return torch.device("cpu")
+    return resolve_device(options.device)
 
 
 def memory_budget(device: torch.device, options: EngineOptions) -> int:
     """Bytes for weights, sessions and working memory where the model computes.
 
-    The option for that kind of memory if it is set, else what is free at this moment.
+    The option for that kind of memory if it is set, else what is free at this moment. On a GPU
+    never more than is free there, less a reserve.
     """
     if device.type == "cpu":
         return available_ram_bytes() if options.ram_bytes is None else options.ram_bytes
-    if options.vram_bytes is not None:
-        return options.vram_bytes
-    return torch.cuda.mem_get_info(device)[0]
+    return device_budget(device, options.vram_bytes)
 
 
 def unused_budget(device: torch.device, options: EngineOptions) -> str | None:

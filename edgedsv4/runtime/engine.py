@@ -7,7 +7,6 @@ compares the file with what it opened before every chunk.
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,33 +19,36 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from edgedsv4.config import EngineOptions
-from edgedsv4.errors import BusyError, CapacityError, ConfigError, Dsv4Error
+from edgedsv4.errors import BusyError, ConfigError, Dsv4Error
 from edgedsv4.formats.sigbus import install_guard
 from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime.backends import BackendChoice, check_backend, choose_backend, load_model
-from edgedsv4.runtime.device import (
-    memory_budget,
-    resident_bytes,
-    resolve_device,
-    unused_budget,
-)
-from edgedsv4.runtime.host import physical_cores
+from edgedsv4.runtime.device import engine_device, memory_budget, resident_bytes
+from edgedsv4.runtime.device_weights import device_weight_items
+from edgedsv4.runtime.gpu_devices import device_memory_errors
 from edgedsv4.runtime.memory_plan import (
     EXPERTS,
     MemoryPlan,
     StateLayout,
+    device_workspace_bytes,
     plan_memory,
-    weight_items,
     workspace_bytes,
+)
+from edgedsv4.runtime.opening import (
+    checked_plan,
+    notes_of,
+    tokenizer_of,
+    too_large,
+    use_threads,
+    weight_bytes,
 )
 from edgedsv4.runtime.session import Session
 from edgedsv4.runtime.session_parts import SessionParts
-from edgedsv4.runtime.shipped_models import SHIPPED_MODELS, open_model
+from edgedsv4.runtime.shipped_models import open_model
 from edgedsv4.runtime.snapshot import session_owner
 from edgedsv4.runtime.token_bytes import TokenBytes, cache_read_bytes
 from edgedsv4.runtime.verify import verify_weights
 from edgedsv4.text.prompt import render_prompt
-from edgedsv4.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -55,18 +57,11 @@ if TYPE_CHECKING:
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.formats.snapshot_file import Source
     from edgedsv4.formats.snapshot_header import SnapshotModel
-    from edgedsv4.model.bound_weights import BoundWeights
     from edgedsv4.model.model import Model
     from edgedsv4.runtime.timeline import Progress
     from edgedsv4.text.messages import Message, Prompt
     from edgedsv4.text.prompt import PromptOptions
-
-logger = logging.getLogger(__name__)
-
-ONE_THREAD_BYTES = 16 << 20
-"""Dense weights below which a second thread waits longer than it works: a decode step of a 3 MB
-model takes 27 ms with one thread and, when anything else runs on the machine, 20 times that with
-two."""
+    from edgedsv4.text.tokenizer import Tokenizer
 
 OpenProgress = Callable[[str, int, int], None]
 """Called with (what is being done, steps done, steps in all)."""
@@ -132,7 +127,7 @@ class Engine:
         """
         options = options or EngineOptions()
         report = on_progress or (lambda _what, _done, _total: None)
-        device = resolve_device(options.device)
+        device = engine_device(options)
         check_backend(options, device)
         if options.sigbus_guard:
             install_guard()
@@ -140,16 +135,20 @@ class Engine:
             report("open model", 0, 4)
             checkpoint = stack.enter_context(open_model(model, options))
             bound = bind_weights(checkpoint)
-            weights = _weight_bytes(bound)
-            plan = _checked_plan(checkpoint, weights, options, memory_budget(device, options))
+            choice = choose_backend(bound, options, device)
+            is_on_gpu = choice.name == "triton"
+            weights = device_weight_items(bound) if is_on_gpu else weight_bytes(bound)
+            budget = memory_budget(device, options)
+            plan = checked_plan(checkpoint, weights, options, budget, is_on_gpu=is_on_gpu)
             report("open model", 1, 4)
             if options.verify:
                 verify_weights(bound, checkpoint.path, partial(report, "verify"))
-            choice = choose_backend(bound, options, device)
-            threads = _use_threads(options, weights, choice)
-            network = load_model(bound, options, device, choice, threads)
+            threads = use_threads(options, weights, choice)
+            copying = partial(report, "copy weights")
+            with device_memory_errors(f"opening {checkpoint.path}", device):
+                network = load_model(bound, options, device, choice, threads, on_progress=copying)
             report("open model", 3, 4)
-            tokenizer = _tokenizer(checkpoint)
+            tokenizer = tokenizer_of(checkpoint)
             report("open model", 4, 4)
             opened = _Opened(
                 checkpoint=checkpoint,
@@ -160,7 +159,7 @@ class Engine:
                 token_bytes=TokenBytes.of(bound),
                 choice=choice,
                 threads=threads,
-                notes=_notes(model, checkpoint, [*bound.warnings, *choice.notes], plan, options),
+                notes=notes_of(model, checkpoint, [*bound.warnings, *choice.notes], plan, options),
                 files=stack.pop_all(),
                 owner=cache(partial(session_owner, checkpoint, tokenizer)),
             )
@@ -218,7 +217,8 @@ class Engine:
             if not 1 <= capacity <= limit:
                 raise ConfigError(f"context must be 1..{limit} for this model, found {capacity}")
             self._check_room(opened, capacity)
-            session = Session(self._parts(opened), capacity)
+            with device_memory_errors("a session", opened.model.numerics.device):
+                session = Session(self._parts(opened), capacity)
             self._sessions.add(session)
             return session
 
@@ -305,9 +305,7 @@ class Engine:
             "kv_allocated": sum(layout.state_bytes(capacity) for _, capacity in usages),
             "kv_used": sum(layout.state_bytes(length) for length, _ in usages),
             "checkpoints": sum(session.checkpoint_nbytes() for session in sessions),
-            "workspace": workspace_bytes(
-                opened.checkpoint.config, self.options.prefill_chunk, self.options.dtype
-            ),
+            "workspace": self._workspace(opened),
             "budget": opened.plan.available_bytes,
         }
 
@@ -388,6 +386,12 @@ class Engine:
         options = self.options
         return StateLayout(opened.checkpoint.config, options.profile, options.dtype, options.draft)
 
+    def _workspace(self, opened: _Opened) -> int:
+        config, options = opened.checkpoint.config, self.options
+        if opened.choice.name == "triton":
+            return device_workspace_bytes(config, options.prefill_chunk, options.profile)
+        return workspace_bytes(config, options.prefill_chunk, options.dtype)
+
     def _check_room(self, opened: _Opened, capacity: int) -> None:
         plan = plan_memory(
             opened.checkpoint.config,
@@ -395,6 +399,7 @@ class Engine:
             self.options,
             available_bytes=opened.plan.available_bytes,
             context=capacity,
+            on_gpu=opened.choice.name == "triton",
         )
         layout = self._layout(opened)
         others = sum(
@@ -403,92 +408,4 @@ class Engine:
             if (usage := session.usage()) is not None
         )
         if plan.needed_bytes + others > plan.available_bytes:
-            raise _too_large(f"a session of {capacity:,} tokens", plan, others)
-
-
-def _use_threads(options: EngineOptions, weights: dict[str, int], choice: BackendChoice) -> int:
-    """Threads of an engine; where torch computes they become torch's."""
-    threads = options.threads or _default_threads(weights)
-    if choice.name == "reference":
-        torch.set_num_threads(threads)
-    return threads
-
-
-def _default_threads(weights: dict[str, int]) -> int:
-    """Threads for a model of these weights, when nobody asks for a number."""
-    dense = sum(weights.values()) - weights.get(EXPERTS, 0)
-    return 1 if dense < ONE_THREAD_BYTES else physical_cores()
-
-
-def _weight_bytes(bound: BoundWeights) -> dict[str, int]:
-    """Bytes by item of the memory plan, from the roles of the weights."""
-    sizes = [(role, tensor.nbytes) for role, tensor in bound.tensors.items()]
-    for layer, experts in enumerate(bound.experts):
-        place = "draft" if layer == bound.config.num_layers else f"layers.{layer}"
-        matrices = (*experts.w1, *experts.w3, *experts.w2)
-        sizes += [(f"{place}.ffn.experts.w", matrix.nbytes) for matrix in matrices]
-    return weight_items(sizes)
-
-
-def _checked_plan(
-    checkpoint: Checkpoint, weights: dict[str, int], options: EngineOptions, budget: int
-) -> MemoryPlan:
-    config = checkpoint.config
-    if options.context is not None and options.context > config.max_context:
-        raise ConfigError(
-            f"context must be 1..{config.max_context} for {checkpoint.path},"
-            f" found {options.context}"
-        )
-    plan = plan_memory(config, weights, options, available_bytes=budget, context=options.context)
-    if not plan.fits:
-        raise _too_large(f"{checkpoint.path} with {plan.context:,} tokens of context", plan)
-    return plan
-
-
-def _too_large(what: str, plan: MemoryPlan, others: int = 0) -> CapacityError:
-    beside = f" beside {others:,} bytes of other sessions" if others else ""
-    ends = f"; the memory ends in: {plan.limiting_item}" if plan.limiting_item else ""
-    return CapacityError(
-        f"{what}{beside} does not fit (at most {plan.largest_context:,} tokens would{ends});"
-        " ask for less context, a smaller prefill_chunk or checkpoint_bytes",
-        needed_bytes=plan.needed_bytes + others,
-        available_bytes=plan.available_bytes,
-    )
-
-
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    source = checkpoint.tokenizer
-    if source is None:
-        return None
-    if isinstance(source, Path):
-        return Tokenizer.from_json(source, vocab_size=checkpoint.config.vocab_size)
-    return Tokenizer.from_spec(source)
-
-
-def _notes(
-    model: str | Path,
-    checkpoint: Checkpoint,
-    found: Sequence[str],
-    plan: MemoryPlan,
-    options: EngineOptions,
-) -> tuple[str, ...]:
-    """Everything a user should know; `found` is what the weights and the backend gave."""
-    warnings = [*checkpoint.warnings, *found]
-    unused = unused_budget(resolve_device(options.device), options)
-    if unused is not None:
-        warnings.append(unused)
-    if not plan.experts_fit:
-        warnings.append(
-            "the routed experts do not fit in memory beside the rest; they are read from disk as"
-            " they are needed, which is slow"
-        )
-    for warning in warnings:
-        logger.warning("%s: %s", checkpoint.name, warning)
-    # What follows is no reason to warn: it is what was asked for.
-    shipped = SHIPPED_MODELS.get(str(model))
-    facts = [] if shipped is None else [shipped.note]
-    if options.draft:
-        facts.append(f"the MTP block drafts up to {options.draft} tokens ahead")
-    elif checkpoint.config.num_draft_layers:
-        facts.append("the MTP block is not used; draft (--draft N) makes it draft N tokens ahead")
-    return (*facts, *warnings)
+            raise too_large(f"a session of {capacity:,} tokens", plan, others)

@@ -30,6 +30,8 @@ SHORTEST_TURN = 32
 """Tokens between two turn checkpoints that the plan reserves for."""
 TILE_BYTES = 64 << 20
 """Bound on one tile of a decoded matrix, and on one tile of gathered rows."""
+SCORE_BYTES = 256 << 20
+"""Bound on the index scores of one tile of tokens on a GPU."""
 _ITEM_BYTES: dict[Dtype, int] = {"f32": 4, "f64": 8, "bf16": 2}
 
 _WEIGHT_ITEMS = (
@@ -260,6 +262,38 @@ def _native_token_bytes(config: ModelConfig) -> int:
     return total + total // 15  # some to spare, so that it need not grow token by token
 
 
+def device_workspace_bytes(config: ModelConfig, chunk: int, profile: Profile = "default") -> int:
+    """Working memory of one evaluation on a GPU, at most.
+
+    Everything that a layer makes of a chunk is counted as if it were alive at once: residual
+    streams, products of the input, queries, what attention gives, pairs of tokens and experts; rows
+    that all layers stage until the chunk is whole; index scores of one tile; and three tiles for
+    decoded weights and what the libraries keep. Nothing in it grows with the context but the
+    scores, which have a bound. The buffers of a decoded token are far smaller.
+    """
+    layout = StateLayout(config, profile)
+    heads, width = config.num_heads * config.head_dim, config.hidden_size
+    half = 2 if profile == "default" else 4  # bytes of an operand of products
+    entrance = config.q_lora_rank + 5 * config.head_dim + 4 * config.index_dim + config.index_heads
+    indexer = config.index_heads * (config.index_dim + 1) + config.index_topk
+    shared = 6 * config.expert_width * config.num_shared_experts
+    floats = 4 * config.hc_streams * width + 6 * width + 40 * config.hc_streams
+    floats += entrance + config.q_lora_rank + 2 * heads + indexer + shared
+    floats += config.output_groups * config.output_lora_rank + 3 * config.num_experts
+    pairs = config.experts_per_token * (config.expert_width + width + 8)
+    operands = heads + max(heads, config.hc_streams * width) + width + pairs
+    per_token = 4 * floats + half * operands
+    raw = {0: 0, 4: 16 * (config.head_dim + config.index_dim), 128: 8 * config.head_dim}
+    kept = min(chunk, 128 + SPARE_TOKENS)
+    staged = sum(
+        kept * raw[ratio] + (chunk + config.window) * layout.row_bytes
+        for ratio in config.compress_ratios
+    )
+    scores = min(SCORE_BYTES, 4 * chunk * (config.max_context // 4 + 1)) * 5 // 4
+    logits = 3 * 4 * config.vocab_size
+    return chunk * per_token + staged + scores + logits + 3 * TILE_BYTES
+
+
 def weight_items(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Bytes by role of the tensors of a file, in the order of a plan.
 
@@ -280,6 +314,7 @@ def plan_memory(
     *,
     available_bytes: int,
     context: int | None = None,
+    on_gpu: bool = False,
 ) -> MemoryPlan:
     """Plan one session.
 
@@ -290,23 +325,26 @@ def plan_memory(
         available_bytes: the memory budget.
         context: tokens of the session; None takes the smallest of the model's limit,
             `DEFAULT_CONTEXT` and what fits (1 when nothing fits, so that the plan shows why).
+        on_gpu: the Triton kernels compute: all weights are in the device's memory, but for a draft
+            block that is not used.
 
     Returns:
         The plan; whether it fits is for the caller to act on.
     """
     layout = StateLayout(config, options.profile, options.dtype, options.draft)
-    on_disk = (DRAFT, EXPERTS)
+    on_disk: tuple[str, ...] = (DRAFT, EXPERTS)
+    if on_gpu:
+        workspace = device_workspace_bytes(config, options.prefill_chunk, options.profile)
+        on_disk = () if options.draft else (DRAFT,)
+    else:
+        workspace = workspace_bytes(config, options.prefill_chunk, options.dtype)
     fixed = [
         *(
             PlanItem(name, nbytes, is_required=True)
             for name, nbytes in weights.items()
             if name not in on_disk
         ),
-        PlanItem(
-            "workspace",
-            workspace_bytes(config, options.prefill_chunk, options.dtype),
-            is_required=True,
-        ),
+        PlanItem("workspace", workspace, is_required=True),
         PlanItem("window rings", layout.ring_bytes, is_required=True),
         PlanItem("partial windows", layout.partial_window_bytes, is_required=True),
     ]

@@ -23,6 +23,7 @@ from edgedsv4.config import SamplingOptions
 from edgedsv4.errors import BusyError, ConfigError, Dsv4Error
 from edgedsv4.formats.snapshot_write import save_file
 from edgedsv4.runtime.cancel_flag import CancelFlag
+from edgedsv4.runtime.gpu_devices import device_memory_errors
 from edgedsv4.runtime.replies import ReplyLoop, SampledTurns
 from edgedsv4.runtime.sampler import Sampler
 from edgedsv4.runtime.scoring import FloatArray, score_continuation
@@ -456,14 +457,21 @@ class Session:
 
     @contextmanager
     def _working(self) -> Iterator[Timeline]:
-        """Be the only one at work; a cancel that came before does not count."""
+        """Be the only one at work; a cancel that came before does not count.
+
+        Raises:
+            CapacityError, DeviceLostError: whatever the work is, from a GPU; the timeline stands at
+                its last finished chunk.
+        """
         use = Use()
         try:
             if not self._user.take(use):
                 raise _busy()
             timeline = self._live
             self._cancel.value = False
-            yield timeline
+            device = self._parts.model.numerics.device
+            with device_memory_errors("the session's call", device):
+                yield timeline
         finally:
             self._user.give_back(use)
 

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgedsv4.config import SamplingOptions
 from edgedsv4.kernels.gpu.hyper import head_step, hyper_step, hyper_work_floats
 from edgedsv4.kernels.gpu.route import route
+from edgedsv4.kernels.gpu.sample import SamplingWork, TokenCounts, argmax, argmax_work_ints, sample
 from edgedsv4.kernels.mhc import HyperConstants
+from edgedsv4.kernels.sample import SamplingRules
 
 D, HC = 4096, 4
 E, K, V = 256, 6, 129280
@@ -62,6 +65,20 @@ def select(tokens: int, *, has_table: bool) -> None:
     )
 
 
+def likeliest(tokens: int) -> None:
+    work = empty(argmax_work_ints(tokens, V), dtype=torch.int32)
+    argmax(empty(tokens, dtype=torch.int32), empty(tokens, V), work)
+
+
+def draw(options: dict[str, Any]) -> None:
+    rules = SamplingRules(SamplingOptions(**options), V)
+    counts = TokenCounts(
+        empty(V, dtype=torch.bool), empty(V, dtype=torch.int32), empty(V, dtype=torch.float64)
+    )
+    work = SamplingWork.allocate(V, "meta")
+    sample(empty(1, dtype=torch.int32), empty(V), work, counts, rules)
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     """(name, launch)."""
     yield "hyper_first", partial(step, 1, has_output=False)
@@ -77,3 +94,10 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "route_hash_decode", partial(select, 1, has_table=True)
     yield "route_chunk", partial(select, 4096, has_table=False)
     yield "route_hash_chunk", partial(select, 4096, has_table=True)
+    yield "argmax", partial(likeliest, 1)
+    yield "argmax_rows", partial(likeliest, 4)
+    yield "sample", partial(draw, {"temperature": 0.6})
+    yield "sample_top_p", partial(draw, {"top_p": 0.95})
+    everything = {"top_k": 40, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1}
+    yield "sample_all", partial(draw, {**everything, "logit_bias": {5: 1.0}})
+    yield "sample_greedy_changed", partial(draw, {"temperature": 0.0, "presence_penalty": 0.5})

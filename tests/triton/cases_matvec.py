@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -52,29 +53,26 @@ def _shared(rows: int, columns: int) -> DeviceMatrix:
     return empty_matrix("Q8_0", rows, columns, "meta")
 
 
-def _gate_up(name: str) -> None:
+def _gate_up(name: str, family: str) -> None:
     bank = empty_bank(name, EXPERTS, WIDTH, HIDDEN, "meta")
     h, slots = _empty((CHOSEN + 1) * WIDTH), _empty(CHOSEN, dtype=torch.int32)
     shared = _shared(WIDTH, HIDDEN)
-    expert_gate_up(h, _empty(1, HIDDEN), slots, (bank, bank), (shared, shared), (10.0, 10.0))
+    x, limits = _empty(1, HIDDEN), (10.0, 10.0)
+    expert_gate_up(h, x, slots, (bank, bank), (shared, shared), limits, family=family)
 
 
-def _down(name: str) -> None:
+def _down(name: str, family: str) -> None:
     bank = empty_bank(name, EXPERTS, HIDDEN, WIDTH, "meta")
     h, slots = _empty((CHOSEN + 1) * WIDTH), _empty(CHOSEN, dtype=torch.int32)
     out, weights = _empty(1, HIDDEN), _empty(CHOSEN)
-    expert_down(out, h, slots, weights, bank, _shared(HIDDEN, WIDTH))
+    expert_down(out, h, slots, weights, bank, _shared(HIDDEN, WIDTH), family=family)
 
 
-def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+def cases(family: str) -> Iterator[tuple[str, Callable[[], None]]]:
     """Name of a launch, and the call that makes it."""
     for name, (parts, columns, groups) in _PRODUCTS.items():
         for tokens in (1, 2) if name in ("qr and kv", "fallback") else (1,):
-            yield f"{name}, {tokens}", _call(_product, parts, columns, groups, tokens)
+            yield f"{name}, {tokens}", partial(_product, parts, columns, groups, tokens)
     for name, (up, down) in _EXPERTS.items():
-        yield f"gate and up, {name}", _call(_gate_up, up)
-        yield f"down, {name}", _call(_down, down)
-
-
-def _call(function: Callable[..., None], *arguments: object) -> Callable[[], None]:
-    return lambda: function(*arguments)
+        yield f"gate and up, {name}", partial(_gate_up, up, family)
+        yield f"down, {name}", partial(_down, down, family)

@@ -23,6 +23,8 @@ from edgedsv4.kernels.mhc import (
 from edgedsv4.kernels.rms_norm import rms_norm_reference
 
 HC = 4
+# Exponentials and three-part products of a GPU are good to a few units in the last place.
+LIMIT = 3e-6 if DEVICE == "cpu" else 1e-5
 CONSTANTS = HyperConstants(iterations=4, hc_eps=1e-6, norm_eps=1e-6)
 # Epsilons that show: at the released ones a missing one changes nothing.
 COARSE = HyperConstants(iterations=2, hc_eps=1e-2, norm_eps=1e-2)
@@ -106,7 +108,7 @@ def test_step_is_write_mix_read_and_norm(
         work=work(tokens, hidden),
     )
     for found, right in zip(got, expected, strict=True):
-        assert relative_error(found, right) < 3e-6
+        assert relative_error(found, right) < LIMIT
 
 
 @pytest.mark.parametrize("tokens", [1, 12])
@@ -150,7 +152,7 @@ def test_head_step_writes_all_tokens_and_reads_the_last(
     )
     assert relative_error(case.streams, streams) < 1e-6
     if wanted:
-        assert relative_error(got, expected) < 3e-6
+        assert relative_error(got, expected) < LIMIT
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of numpy

@@ -44,9 +44,14 @@ if DEVICE != "cpu":
 def test_best_experts_in_order_of_id(tokens: int, experts: int, k: int, has_bias: bool) -> None:
     logits, bias = draw(tokens, experts)
     ids, weights = run(logits, bias if has_bias else None, k)
-    expected = route_reference(logits.double(), bias.double() if has_bias else None, k, SCALE)
-    assert torch.equal(ids.long(), expected[0])
-    assert relative_error(weights, expected[1]) < 1e-6
+    wide = bias.double() if has_bias else torch.zeros_like(bias).double()
+    expected = route_reference(logits.double(), wide, k, SCALE)
+    ranked = (router_scores(logits.double()) + wide).sort(dim=-1, descending=True).values
+    # Where the last one chosen and the next are as good as equal, either may come.
+    is_clear = (ranked[:, k - 1] - ranked[:, min(k, experts - 1)] > 1e-6) | (k == experts)
+    assert is_clear.sum() >= 0.99 * tokens
+    assert torch.equal(ids.long()[is_clear], expected[0][is_clear])
+    assert relative_error(weights[is_clear], expected[1][is_clear]) < 1e-6
 
 
 def test_equal_scores_go_to_the_lower_id() -> None:

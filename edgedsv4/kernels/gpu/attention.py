@@ -96,26 +96,20 @@ def decode_attention(
     """
     _, heads, dim = q.shape
     rope_dim = 2 * cos.shape[-1]
-    for name, rows in (("window", ring), ("compressed", compressed)):
-        if rows is not None:
-            check_rows(rows, dim, rope_dim, row_format(ring), name)
-    acc, sums = partials
-    splits, slots = acc.shape[0], ring[0].shape[0]
-    shapes = (q.shape[0], out.shape, sink.shape, acc.shape[1:], sums.shape)
-    if shapes != (1, (1, heads * dim), (heads,), (heads, dim), (splits, 2, heads)):
-        raise ShapeError(
-            f"decode_attention: out {list(out.shape)}, q {list(q.shape)}, sink {list(sink.shape)},"
-            f" partials {list(acc.shape)}, {list(sums.shape)}"
-        )
-    if slots < window:
-        raise ShapeError(f"decode_attention: a ring of {slots} rows for a window of {window}")
-    precise = row_format(ring) == "f32"
-    block_rows, warps, columns = tile_of(_EXACT_TILES if precise else _TILES, family)
     rows = ring if compressed is None else compressed
-    top = 0 if selected is None else selected.shape[1]
+    form = row_format(ring)
+    check_rows(ring, dim, rope_dim, form, "window")
+    check_rows(rows, dim, rope_dim, form, "compressed")
+    _check(out, q, sink, partials)
+    if ring[0].shape[0] < window:
+        raise ShapeError(f"decode_attention: {ring[0].shape[0]} slots for {window} rows")
+    block_rows, warps, columns = tile_of(_EXACT_TILES if form == "f32" else _TILES, family)
+    top = 0 if selected is None or compressed is None else selected.shape[1]
+    splits, has_few_tiles = partials[0].shape[0], bool(top) or compressed is None
+    if has_few_tiles:
+        splits = min(splits, triton.cdiv(window, block_rows) + triton.cdiv(top, block_rows))
     _decode_kernel[(splits, triton.cdiv(heads, HEADS_PER_PROGRAM))](
-        acc,
-        sums,
+        *partials,
         q,
         position,
         ring[0],
@@ -128,7 +122,7 @@ def decode_attention(
         dim**-0.5 * LOG2_E,
         SPLITS=splits,
         WINDOW=window,
-        SLOTS=slots,
+        SLOTS=ring[0].shape[0],
         RATIO=0 if compressed is None else ratio,
         TOP=top,
         D=dim,
@@ -137,13 +131,23 @@ def decode_attention(
         HB=HEADS_PER_PROGRAM,
         BK=block_rows,
         SLICE=min(columns, triton.next_power_of_2(dim)),
-        FORMAT=row_format(ring),
+        FORMAT=form,
         NATIVE=family in NATIVE_E4M3,
         num_warps=warps,
-        # A split has a tile or two of listed rows: nothing to overlap.
-        num_stages=1 if top else 2,
+        num_stages=1 if has_few_tiles else 2,
     )
-    _combine(out, partials, sink, cos, sin)
+    _combine(out, (partials[0][:splits], partials[1]), sink, cos, sin)
+
+
+def _check(out: Tensor, q: Tensor, sink: Tensor, partials: tuple[Tensor, Tensor]) -> None:
+    _, heads, dim = q.shape
+    acc, sums = partials
+    shapes = (q.shape[0], out.shape, sink.shape, acc.shape[1:], sums.shape)
+    if shapes != (1, (1, heads * dim), (heads,), (heads, dim), (acc.shape[0], 2, heads)):
+        raise ShapeError(
+            f"decode_attention: out {list(out.shape)}, q {list(q.shape)}, sink {list(sink.shape)},"
+            f" partials {list(acc.shape)}, {list(sums.shape)}"
+        )
 
 
 def _combine(
@@ -296,11 +300,13 @@ def _combine_kernel(
     sums_ptr += i_split * 2 * heads + i_head
     b_m = tl.load(sums_ptr, mask=there, other=float("-inf"))  # [BS]
     b_l = tl.load(sums_ptr + heads, mask=there, other=0.0)
-    # A split without rows wrote no acc; NaN in l must go on, so ask for l and not for m.
-    mask = (b_l != 0.0)[:, None] & (i_pair < D // 2)[None, :]
+    mask = there[:, None] & (i_pair < D // 2)[None, :]
     acc_ptr += (i_split.to(tl.int64) * heads + i_head)[:, None] * D + i_pair[None, :]
     b_even = tl.load(acc_ptr, mask=mask, other=0.0)  # [BS, BC]
     b_odd = tl.load(acc_ptr + D // 2, mask=mask, other=0.0)
+    # A split without rows wrote no acc. NaN in l must go on, so ask for l and not for m.
+    has_rows = (b_l != 0.0)[:, None]
+    b_even, b_odd = tl.where(has_rows, b_even, 0.0), tl.where(has_rows, b_odd, 0.0)
     sink = tl.load(sink_ptr + i_head) * LOG2E
     top = tl.maximum(tl.max(b_m, axis=0), sink)
     b_weight = tl.exp2(b_m - top)

@@ -136,12 +136,11 @@ def load_tile(
     if FORMAT == "fp8":
         return _load_fp8_tile(data_ptr, scale_ptr, row, valid, 0, D, R, BH, NATIVE)
     else:
-        i_pair = tl.arange(0, BH)
-        inside = valid[:, None] & (i_pair < D // 2)[None, :]  # [BK, BH]
         if FORMAT == "f32":
-            at = data_ptr + (row * D)[:, None] + 2 * i_pair[None, :]
-            return tl.load(at, mask=inside, other=0.0), tl.load(at + 1, mask=inside, other=0.0)
+            return _load_pairs(data_ptr + row * D, valid, D, BH)
         else:
+            i_pair = tl.arange(0, BH)
+            inside = valid[:, None] & (i_pair < D // 2)[None, :]  # [BK, BH]
             at = data_ptr.to(tl.pointer_type(tl.uint32)) + (row * (D // 2))[:, None]
             b_word = tl.load(at + i_pair[None, :], mask=inside, other=0)
             return _low_bf16(b_word), _low_bf16(b_word >> 16)
@@ -234,12 +233,17 @@ def load_query(q_ptr, i_head, inside, D: tl.constexpr, BH: tl.constexpr):
 
     Heads that are not `inside` are 0.
     """
-    i_pair = tl.arange(0, BH)
-    mask = inside[:, None] & (i_pair < D // 2)[None, :]
-    q_ptr += i_head[:, None] * D + 2 * i_pair[None, :]
-    b_even = tl.load(q_ptr, mask=mask, other=0.0)
-    b_odd = tl.load(q_ptr + 1, mask=mask, other=0.0)
+    b_even, b_odd = _load_pairs(q_ptr + i_head * D, inside, D, BH)
     return to_bf16(b_even.to(tl.float32)), to_bf16(b_odd.to(tl.float32))
+
+
+@triton.jit
+def _load_pairs(row_ptr, valid, D: tl.constexpr, BH: tl.constexpr):
+    """Even and odd elements of rows `row_ptr` [N], each [N, BH], by wide loads; 0 if not valid."""
+    i_col = tl.arange(0, 2 * BH)
+    mask = valid[:, None] & (i_col < D)[None, :]
+    b_row = tl.load(row_ptr[:, None] + i_col[None, :], mask=mask, other=0.0)
+    return tl.split(tl.reshape(b_row, (row_ptr.shape[0], BH, 2)))
 
 
 @triton.jit

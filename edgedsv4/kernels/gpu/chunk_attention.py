@@ -38,8 +38,8 @@ LOG2E = tl.constexpr(LOG2_E)
 # Family, or its first letters: heads of a program, rows of a tile, warps, stages, columns of a
 # slice (0: whole queries).
 _TILES = {
-    "sm_90": (64, 32, 8, 2, 0),
-    "sm_": (32, 32, 8, 2, 0),
+    "sm_90": (64, 32, 8, 3, 0),
+    "sm_": (32, 32, 8, 3, 0),
     "gfx9": (16, 32, 8, 1, 0),
     "gfx11": (16, 16, 16, 1, 64),
     "": (16, 16, 8, 1, 64),
@@ -48,8 +48,10 @@ _FP8_TILES = {"sm_": (16, 32, 8, 1, 0), "gfx9": (16, 32, 8, 1, 0), "": (16, 16, 
 _EXACT_TILES = {"gfx11": (16, 16, 16, 1, 64), "": (16, 16, 8, 1, 64)}
 
 
+_FEW_TOKENS = 32
+"""Tokens whose programs, blocks of few heads, still run all at once."""
 _ROWS_PER_TOKEN = 1000
-"""Rows that may be decoded for each token of a chunk: about what that saves the token."""
+"""Rows that may be decoded first for each token of a chunk: about what that saves the token."""
 
 
 def chunk_attention(
@@ -102,11 +104,7 @@ def chunk_attention(
     rows = window_rows if compressed is None else compressed
     check_rows(rows, dim, rope_dim, form, "compressed")
     _check(out, q, selected, sink, cos)
-    table = {"fp8": _FP8_TILES, "bf16": _TILES, "f32": _EXACT_TILES}[form]
-    if q.dtype != torch.bfloat16 and form == "bf16":
-        table = _FP8_TILES
-    block_heads, block_rows, warps, stages, columns = tile_of(table, family)
-    block_heads = min(block_heads, max(16, triton.next_power_of_2(heads)))
+    block_heads, block_rows, warps, stages, columns = _tile(q, form, family)
     _chunk_kernel[(count * triton.cdiv(heads, block_heads),)](
         out,
         q,
@@ -141,7 +139,18 @@ def chunk_attention(
 
 def wants_wide_rows(tokens: int, visible: int, family: str) -> bool:
     """Whether `wide` pays for a chunk that can see `visible` compressed rows."""
-    return not family.startswith("gfx1") and tokens * _ROWS_PER_TOKEN >= visible
+    is_long = tokens > _FEW_TOKENS and tokens * _ROWS_PER_TOKEN >= visible
+    return is_long and not family.startswith("gfx1")
+
+
+def _tile(q: Tensor, form: str, family: str) -> tuple[int, ...]:
+    """Heads of a program, no more than there are, rows of a tile, warps, stages, columns."""
+    table = {"fp8": _FP8_TILES, "bf16": _TILES, "f32": _EXACT_TILES}[form]
+    if form == "bf16" and q.dtype != torch.bfloat16:
+        # Converted queries would be held in registers, which those of a large block do not fit.
+        table = _FP8_TILES
+    block_heads, *rest = tile_of(table, family)
+    return (min(block_heads, max(16, triton.next_power_of_2(q.shape[1]))), *rest)
 
 
 def _widen(

@@ -13,18 +13,56 @@ UP_24 = tl.constexpr(16777216.0)  # 2^24: a half's subnormal bits to the integer
 
 
 @triton.jit
-def load_plane(p, row, row_mask, k0, K, PER: tl.constexpr, BK: tl.constexpr):
-    """Numbers of a plane that has one for every PER columns: [BN, BK / PER], 0 outside."""
+def load_plane(p, row, row_mask, k0, K, PER: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr):
+    """Numbers of a plane that has one for every PER columns: [BN, BK / PER], 0 outside.
+
+    Rows are whole blocks of BLOCK columns, which tells the compiler how wide it may load. Without
+    row_mask (None) and with a K it knows, a multiple of BK, nothing is masked.
+    """
     column = k0 // PER + tl.arange(0, BK // PER)
-    width = K // PER
-    mask = row_mask[:, None] & (column < width)[None, :]
-    return tl.load(p + row[:, None] * width + column[None, :], mask=mask, other=0)
+    width = row_width(K, PER, BLOCK)
+    return load_masked(p, row, row_mask, column, width, K, BK)
 
 
 @triton.jit
-def load_words(p, row, row_mask, k0, K, PER: tl.constexpr, BK: tl.constexpr):
+def row_width(K, PER: tl.constexpr, BLOCK: tl.constexpr):
+    """K / PER, known to be a multiple of BLOCK / PER."""
+    if isinstance(K, int):
+        return K // PER
+    elif BLOCK > PER:
+        return tl.multiple_of(K // PER, BLOCK // PER)
+    else:
+        return K // PER
+
+
+@triton.jit
+def load_masked(p, row, row_mask, column, width, K, BK: tl.constexpr):
+    """Numbers at rows [BN] and columns [C] of a plane: [BN, C], 0 outside."""
+    address = p + row[:, None] * width + column[None, :]
+    if is_whole(K, BK):
+        if row_mask is None:
+            return tl.load(address)
+        else:
+            return tl.load(address, mask=row_mask[:, None], other=0)
+    elif row_mask is None:
+        return tl.load(address, mask=(column < width)[None, :], other=0)
+    else:
+        return tl.load(address, mask=row_mask[:, None] & (column < width)[None, :], other=0)
+
+
+@triton.jit
+def is_whole(K, BK: tl.constexpr):
+    """Whether the compiler knows that K is a multiple of BK."""
+    if isinstance(K, int):
+        return K % BK == 0
+    else:
+        return False
+
+
+@triton.jit
+def load_words(p, row, row_mask, k0, K, PER: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr):
     """As `load_plane` with int32 numbers, as unsigned ones."""
-    return load_plane(p, row, row_mask, k0, K, PER, BK).to(tl.uint32, bitcast=True)
+    return load_plane(p, row, row_mask, k0, K, PER, BK, BLOCK).to(tl.uint32, bitcast=True)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.decode_common import (
     hidden,
     high,
+    is_whole,
     join4,
     join8,
     load_plane,
@@ -25,18 +26,28 @@ from edgedsv4.kernels.gpu.decode_common import (
 
 
 @triton.jit
-def _load_flat(p, row, row_mask, k0, K, PER: tl.constexpr, BK: tl.constexpr):
+def load_flat(p, row, row_mask, k0, K, PER: tl.constexpr, BK: tl.constexpr):
     """As `load_plane`, [BN BK / PER]."""
     SIZE: tl.constexpr = row.shape[0] * (BK // PER)
     column = k0 // PER + tl.arange(0, BK // PER)
     width = K // PER
-    mask = tl.reshape(row_mask[:, None] & (column < width)[None, :], (SIZE,))
     offset = tl.reshape(row[:, None] * width + column[None, :], (SIZE,))
-    return tl.load(p + offset, mask=mask, other=0)
+    if is_whole(K, BK):
+        if row_mask is None:
+            return tl.load(p + offset)
+        else:
+            mask = row_mask[:, None] & (column >= 0)[None, :]
+            return tl.load(p + offset, mask=tl.reshape(mask, (SIZE,)), other=0)
+    elif row_mask is None:
+        mask = (row >= 0)[:, None] & (column < width)[None, :]
+        return tl.load(p + offset, mask=tl.reshape(mask, (SIZE,)), other=0)
+    else:
+        mask = row_mask[:, None] & (column < width)[None, :]
+        return tl.load(p + offset, mask=tl.reshape(mask, (SIZE,)), other=0)
 
 
 @triton.jit
-def _flat(values, WIDTH: tl.constexpr):
+def flat(values, WIDTH: tl.constexpr):
     """One number per group to one per column, [BN, G] -> [BN WIDTH]."""
     return tl.reshape(spread(values, WIDTH), (values.shape[0] * WIDTH,))
 
@@ -49,7 +60,7 @@ def _places(BN: tl.constexpr, WIDTH: tl.constexpr, PERIOD: tl.constexpr):
 
 
 @triton.jit
-def _all_signs(word):
+def all_signs(word):
     """The word with the scale in its top four bits replaced by the eighth sign of each octet."""
     signs = word & 0x0FFFFFFF
     odd = signs ^ (signs >> 16)
@@ -59,13 +70,13 @@ def _all_signs(word):
 
 
 @triton.jit
-def _signed(pair, signs, mask, SHIFT: tl.constexpr):
+def signed(pair, signs, mask, SHIFT: tl.constexpr):
     """Two half floats with the signs that the shift brings to bits 15 and 31."""
     return pair ^ ((signs << SHIFT) & mask)
 
 
 @triton.jit
-def _grid_half(table, entry, INDEX: tl.constexpr):
+def grid_half(table, entry, INDEX: tl.constexpr):
     """Four half floats of a grid entry: two words of two."""
     four = tl.load(table + entry * 2 + INDEX).to(tl.uint64, bitcast=True)
     return four.to(tl.uint32), (four >> 32).to(tl.uint32)
@@ -74,18 +85,18 @@ def _grid_half(table, entry, INDEX: tl.constexpr):
 @triton.jit
 def _octet(table, entry, signs, mask, scale, OCTET: tl.constexpr):
     """Octet OCTET of a group of 32: eight f32 of the shape of `entry`."""
-    g0, g1 = _grid_half(table, entry, 0)
-    g2, g3 = _grid_half(table, entry, 1)
+    g0, g1 = grid_half(table, entry, 0)
+    g2, g3 = grid_half(table, entry, 1)
     return _scaled_pairs(g0, g1, g2, g3, signs, mask, scale, OCTET)
 
 
 @triton.jit
 def _scaled_pairs(g0, g1, g2, g3, signs, mask, scale, OCTET: tl.constexpr):
     """Eight half floats with signs and scale, in order."""
-    g0 = _signed(g0, signs, mask, 15 - OCTET)
-    g1 = _signed(g1, signs, mask, 11 - OCTET)
-    g2 = _signed(g2, signs, mask, 7 - OCTET)
-    g3 = _signed(g3, signs, mask, 3 - OCTET)
+    g0 = signed(g0, signs, mask, 15 - OCTET)
+    g1 = signed(g1, signs, mask, 11 - OCTET)
+    g2 = signed(g2, signs, mask, 7 - OCTET)
+    g3 = signed(g3, signs, mask, 3 - OCTET)
     return (
         low(g0) * scale,
         high(g0) * scale,
@@ -118,11 +129,11 @@ def _in_order(o0, o1, o2, o3, BN: tl.constexpr, BK: tl.constexpr):
 def iq2_xxs(p0, p1, p2, table, row, row_mask, k0, K, BK: tl.constexpr):
     """Elements x = d (s + 1/2) / 4 grid sign; four indices, signs and s for 32 elements."""
     BN: tl.constexpr = row.shape[0]
-    index = _load_flat(p0, row, row_mask, k0, K, 32, BK).to(tl.uint32, bitcast=True)
-    word = _load_flat(p1, row, row_mask, k0, K, 32, BK).to(tl.uint32, bitcast=True)
-    d = load_plane(p2, row, row_mask, k0, K, 256, BK).to(tl.float32)  # [BN, BK / 256]
-    scale = ((word >> 28).to(tl.float32) + 0.5) * _flat(d * 0.25, BK // 32)
-    signs = _all_signs(word)
+    index = load_flat(p0, row, row_mask, k0, K, 32, BK).to(tl.uint32, bitcast=True)
+    word = load_flat(p1, row, row_mask, k0, K, 32, BK).to(tl.uint32, bitcast=True)
+    d = load_plane(p2, row, row_mask, k0, K, 256, BK, 256).to(tl.float32)  # [BN, BK / 256]
+    scale = ((word >> 28).to(tl.float32) + 0.5) * flat(d * 0.25, BK // 32)
+    signs = all_signs(word)
     mask = hidden(0x80008000, p0)
     return _in_order(
         _octet(table, index & 255, signs, mask, scale, 0),
@@ -138,11 +149,11 @@ def iq2_xxs(p0, p1, p2, table, row, row_mask, k0, K, BK: tl.constexpr):
 def iq3_xxs(p0, p1, p2, table, row, row_mask, k0, K, BK: tl.constexpr):
     """Elements x = d (s + 1/2) / 2 grid sign; eight indices, signs and s for 32 elements."""
     BN: tl.constexpr = row.shape[0]
-    index = _load_flat(p0, row, row_mask, k0, K, 32, BK).to(tl.uint64, bitcast=True)
-    word = _load_flat(p1, row, row_mask, k0, K, 32, BK).to(tl.uint32, bitcast=True)
-    d = load_plane(p2, row, row_mask, k0, K, 256, BK).to(tl.float32)  # [BN, BK / 256]
-    scale = ((word >> 28).to(tl.float32) + 0.5) * _flat(d * 0.5, BK // 32)
-    signs = _all_signs(word)
+    index = load_flat(p0, row, row_mask, k0, K, 32, BK).to(tl.uint64, bitcast=True)
+    word = load_flat(p1, row, row_mask, k0, K, 32, BK).to(tl.uint32, bitcast=True)
+    d = load_plane(p2, row, row_mask, k0, K, 256, BK, 256).to(tl.float32)  # [BN, BK / 256]
+    scale = ((word >> 28).to(tl.float32) + 0.5) * flat(d * 0.5, BK // 32)
+    signs = all_signs(word)
     mask = hidden(0x80008000, p0)
     return _in_order(
         _octet_of_fours(table, index, signs, mask, scale, 0),
@@ -178,11 +189,11 @@ def _octet_of_fours(table, index, signs, mask, scale, OCTET: tl.constexpr):
 def iq2_xs(p0, p1, p2, table, row, row_mask, k0, K, BK: tl.constexpr):
     """Elements x = d (s + 1/2) / 4 grid sign; an index and signs for 8 elements, s for 16."""
     BN: tl.constexpr = row.shape[0]
-    code = _load_flat(p0, row, row_mask, k0, K, 8, BK).to(tl.uint32) & 0xFFFF
-    small = load_plane(p1, row, row_mask, k0, K, 32, BK).to(tl.uint32)  # [BN, BK / 32]
-    small = _flat(small, BK // 8) >> (_places(BN, BK // 8, 4) // 2 * 4)
-    d = load_plane(p2, row, row_mask, k0, K, 256, BK).to(tl.float32)  # [BN, BK / 256]
-    scale = ((small & 15).to(tl.float32) + 0.5) * _flat(d * 0.25, BK // 8)
+    code = load_flat(p0, row, row_mask, k0, K, 8, BK).to(tl.uint32) & 0xFFFF
+    small = load_plane(p1, row, row_mask, k0, K, 32, BK, 256).to(tl.uint32)  # [BN, BK / 32]
+    small = flat(small, BK // 8) >> (_places(BN, BK // 8, 4) // 2 * 4)
+    d = load_plane(p2, row, row_mask, k0, K, 256, BK, 256).to(tl.float32)  # [BN, BK / 256]
+    scale = ((small & 15).to(tl.float32) + 0.5) * flat(d * 0.25, BK // 8)
     stored = code >> 9
     odd = stored ^ (stored >> 4)
     odd = odd ^ (odd >> 2)
@@ -198,10 +209,10 @@ def iq2_xs(p0, p1, p2, table, row, row_mask, k0, K, BK: tl.constexpr):
 def iq4_xs(p0, p1, p2, table, row, row_mask, k0, K, BK: tl.constexpr):
     """Elements x = d (s - 32) values[q], s of 6 bits for 32; the table has pairs of values."""
     BN: tl.constexpr = row.shape[0]
-    word = _load_flat(p0, row, row_mask, k0, K, 8, BK).to(tl.uint32, bitcast=True)
+    word = load_flat(p0, row, row_mask, k0, K, 8, BK).to(tl.uint32, bitcast=True)
     place = _places(BN, BK // 8, 32) // 4
-    lows = _flat(load_words(p1, row, row_mask, k0, K, 256, BK), BK // 8)
-    pair = _flat(load_words(p2, row, row_mask, k0, K, 256, BK), BK // 8)  # d, upper bits of s
+    lows = flat(load_words(p1, row, row_mask, k0, K, 256, BK, 256), BK // 8)
+    pair = flat(load_words(p2, row, row_mask, k0, K, 256, BK, 256), BK // 8)  # d, upper bits of s
     s = ((lows >> (place * 4)) & 15) | (((pair >> (place * 2 + 16)) & 3) << 4)
     scale = (s.to(tl.float32) - 32.0) * low(pair)
     v0 = tl.load(table + (word & 255)).to(tl.uint32, bitcast=True)

@@ -12,6 +12,7 @@ from edgedsv4.kernels.gpu.decode_common import (
     hidden,
     high,
     join8,
+    load_masked,
     load_plane,
     load_words,
     low,
@@ -27,13 +28,11 @@ def _load_header(
     """Word INDEX of the WORDS words that a plane has for every 256 columns: [BN, BK / 256]."""
     column = (k0 // 256 + tl.arange(0, BK // 256)) * WORDS + INDEX
     width = K // 256 * WORDS
-    mask = row_mask[:, None] & (column < width)[None, :]
-    word = tl.load(p + row[:, None] * width + column[None, :], mask=mask, other=0)
-    return word.to(tl.uint32, bitcast=True)
+    return load_masked(p, row, row_mask, column, width, K, BK).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
-def _six_bit_scales(p, row, row_mask, k0, K, BK: tl.constexpr):
+def six_bit_scales(p, row, row_mask, k0, K, BK: tl.constexpr):
     """Scale d s and offset -dmin m of sub-blocks of 32: two f32 [BN, BK / 32]."""
     GROUPS: tl.constexpr = BK // 32
     pair = spread(_load_header(p, row, row_mask, k0, K, BK, 0, 4), GROUPS)
@@ -50,18 +49,18 @@ def _six_bit_scales(p, row, row_mask, k0, K, BK: tl.constexpr):
 @triton.jit
 def q4_k(p0, p1, row, row_mask, k0, K, BK: tl.constexpr):
     """Elements x = d s q - dmin m, q of 4 bits."""
-    word = load_words(p0, row, row_mask, k0, K, 8, BK)  # [BN, BK / 8]
-    scale, offset = _six_bit_scales(p1, row, row_mask, k0, K, BK)
+    word = load_words(p0, row, row_mask, k0, K, 8, BK, 256)  # [BN, BK / 8]
+    scale, offset = six_bit_scales(p1, row, row_mask, k0, K, BK)
     return affine_nibbles(word, spread(scale, BK // 8), spread(offset, BK // 8), p0, BK)
 
 
 @triton.jit
 def q5_k(p0, p1, p2, row, row_mask, k0, K, BK: tl.constexpr):
     """Elements x = d s q - dmin m, q of 4 bits and a fifth."""
-    word = load_words(p0, row, row_mask, k0, K, 8, BK)  # [BN, BK / 8]
-    fifth = load_plane(p1, row, row_mask, k0, K, 8, BK).to(tl.uint32)  # [BN, BK / 8]
+    word = load_words(p0, row, row_mask, k0, K, 8, BK, 256)  # [BN, BK / 8]
+    fifth = load_plane(p1, row, row_mask, k0, K, 8, BK, 256).to(tl.uint32)  # [BN, BK / 8]
     top = (fifth & 15) | ((fifth >> 4) << 16)  # bits 0-3 of both halves
-    scale, offset = _six_bit_scales(p2, row, row_mask, k0, K, BK)
+    scale, offset = six_bit_scales(p2, row, row_mask, k0, K, BK)
     later = word >> 8
     return affine_pairs(
         (word & 0x000F000F) | ((top << 4) & 0x00100010),
@@ -77,11 +76,11 @@ def q5_k(p0, p1, p2, row, row_mask, k0, K, BK: tl.constexpr):
 @triton.jit
 def q6_k(p0, p1, p2, p3, row, row_mask, k0, K, BK: tl.constexpr):
     """Elements x = d s (q - 32), q of 4 bits and two more."""
-    word = load_words(p0, row, row_mask, k0, K, 8, BK)  # [BN, BK / 8]
-    upper = load_plane(p1, row, row_mask, k0, K, 8, BK).to(tl.uint32) & 0xFFFF  # [BN, BK / 8]
+    word = load_words(p0, row, row_mask, k0, K, 8, BK, 256)  # [BN, BK / 8]
+    upper = load_plane(p1, row, row_mask, k0, K, 8, BK, 256).to(tl.uint32) & 0xFFFF  # [BN, BK / 8]
     top = (upper & 0x00FF) | ((upper & 0xFF00) << 8)  # two bits of four elements in each half
-    s = load_plane(p2, row, row_mask, k0, K, 16, BK).to(tl.float32)  # [BN, BK / 16]
-    d = load_plane(p3, row, row_mask, k0, K, 256, BK).to(tl.float32)  # [BN, BK / 256]
+    s = load_plane(p2, row, row_mask, k0, K, 16, BK, 256).to(tl.float32)  # [BN, BK / 16]
+    d = load_plane(p3, row, row_mask, k0, K, 256, BK, 256).to(tl.float32)  # [BN, BK / 256]
     scale = s * spread(d, BK // 16)
     later = word >> 8
     return affine_pairs(
@@ -96,15 +95,22 @@ def q6_k(p0, p1, p2, p3, row, row_mask, k0, K, BK: tl.constexpr):
 
 
 @triton.jit
-def q2_k(p0, p1, p2, row, row_mask, k0, K, BK: tl.constexpr):
-    """Elements x = d s q - dmin m, q of 2 bits, s and m of 4 bits for 16 elements."""
+def small_scales(p1, p2, row, row_mask, k0, K, BK: tl.constexpr):
+    """Scale d s and offset -dmin m of sub-blocks of 16 (Q2_K): two f32 [BN, BK / 16]."""
     WORDS: tl.constexpr = BK // 16
-    word = load_words(p0, row, row_mask, k0, K, 16, BK)  # [BN, BK / 16]
-    small = spread(load_words(p1, row, row_mask, k0, K, 64, BK), WORDS)
+    small = spread(load_words(p1, row, row_mask, k0, K, 64, BK, 256), WORDS)
     small = small >> ((tl.arange(0, WORDS) % 4)[None, :].to(tl.uint32) * 8)
-    pair = spread(load_words(p2, row, row_mask, k0, K, 256, BK), WORDS)
+    pair = spread(load_words(p2, row, row_mask, k0, K, 256, BK, 256), WORDS)
     scale = (small & 15).to(tl.float32) * low(pair)
     offset = ((small >> 4) & 15).to(tl.float32) * -high(pair)
+    return scale, offset
+
+
+@triton.jit
+def q2_k(p0, p1, p2, row, row_mask, k0, K, BK: tl.constexpr):
+    """Elements x = d s q - dmin m, q of 2 bits, s and m of 4 bits for 16 elements."""
+    word = load_words(p0, row, row_mask, k0, K, 16, BK, 256)  # [BN, BK / 16]
+    scale, offset = small_scales(p1, p2, row, row_mask, k0, K, BK)
     return _affine_twos(word, word >> 10, scale, offset, p0, BK)
 
 
@@ -159,8 +165,8 @@ def q3_k(p0, p1, p2, p3, row, row_mask, k0, K, BK: tl.constexpr):
     """Elements x = d (s - 32) (q - 4), q of 2 bits and a third, s of 6 bits for 16 elements."""
     BN: tl.constexpr = row.shape[0]
     WORDS: tl.constexpr = BK // 16
-    word = load_words(p0, row, row_mask, k0, K, 16, BK)  # [BN, BK / 16]
-    third = load_plane(p1, row, row_mask, k0, K, 16, BK).to(tl.uint32) & 0xFFFF  # [BN, BK / 16]
+    word = load_words(p0, row, row_mask, k0, K, 16, BK, 256)  # [BN, BK / 16]
+    third = load_plane(p1, row, row_mask, k0, K, 16, BK, 256).to(tl.uint32) & 0xFFFF  # [BN, BK / 16]
     top = (third & 0x00FF) | ((third & 0xFF00) << 8)
     place = (tl.arange(0, WORDS) % 16)[None, :].to(tl.uint32)
     first = spread(_load_header(p2, row, row_mask, k0, K, BK, 0, 3), WORDS)
@@ -168,7 +174,7 @@ def q3_k(p0, p1, p2, p3, row, row_mask, k0, K, BK: tl.constexpr):
     tops = spread(_load_header(p2, row, row_mask, k0, K, BK, 2, 3), WORDS)
     lows = tl.where(place < 8, first, second) >> (place % 8 * 4)
     s = (lows & 15) | (((tops >> (place * 2)) & 3) << 4)
-    d = spread(load_plane(p3, row, row_mask, k0, K, 256, BK).to(tl.float32), WORDS)
+    d = spread(load_plane(p3, row, row_mask, k0, K, 256, BK, 256).to(tl.float32), WORDS)
     scale = (s.to(tl.float32) - 32.0) * d
     q0 = _three(word, top, 0)
     q1 = _three(word, top, 1)

@@ -1,5 +1,7 @@
-"""The experts of one token: h_j = silu(min(a, limit)) clamp(b, -limit, limit) with a = W1_j x and
-b = W3_j x, then out = sum_j weight_j W2_j h_j, in slot order, then the shared expert.
+"""The experts of one token.
+
+h_j = silu(min(a, limit)) clamp(b, -limit, limit) with a = W1_j x and b = W3_j x, then
+out = sum_j weight_j W2_j h_j, in slot order, then the shared expert.
 
 Banks hold the rows of an expert at slot * F (W1, W3) or slot * D (W2). The rows of the shared
 expert, of a type of its own, are further programs of the same launch.
@@ -7,13 +9,15 @@ expert, of a type of its own, are further programs of the same launch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.group_dots import (
-    GROUPED,
     add_products,
     group_planes,
     total,
@@ -21,12 +25,45 @@ from edgedsv4.kernels.gpu.group_dots import (
     vector_columns,
 )
 from edgedsv4.kernels.gpu.matvec import kernel_planes
-from edgedsv4.kernels.gpu.planes import DeviceMatrix
 from edgedsv4.kernels.gpu.row_dots import row_dots
 
-# Rows per program: of types with `group_dots`, and of the others.
-_GATE_UP_ROWS, _DOWN_ROWS, _ROWS = 16, 16, 4
-_WARPS, _STAGES = 4, 4
+if TYPE_CHECKING:
+    from edgedsv4.kernels.gpu.planes import DeviceMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Size of a program's work: of types with `group_dots`, rows, warps, groups of 32 per warp."""
+
+    rows: int
+    warps: int
+    groups: int
+    stages: int
+
+    def units(self, type_name: str) -> int:
+        """Units per step: every warp takes some of them."""
+        return self.warps if unit_columns(type_name) == 256 else self.groups * self.warps
+
+
+_ROWS = 4
+"""Rows per program of types without `group_dots`."""
+
+# By the beginning of the family's name, the first that fits. On Hopper, 2048 rows of six experts
+# and the shared one run in one wave, and 4096 rows are a program of eight warps per multiprocessor.
+# Blocks of 256 columns take much shared memory, on AMD too much.
+_GATE_UP = {"sm_9": _Tile(32, 4, 2, 4), "sm_10": _Tile(32, 4, 2, 4), "gfx": _Tile(16, 4, 2, 1)}
+_DOWN = {"gfx": _Tile(16, 4, 2, 1)}
+_OTHER_GATE_UP, _OTHER_DOWN = _Tile(16, 4, 2, 3), _Tile(32, 8, 4, 3)
+
+
+def _tile(table: dict[str, _Tile], other: _Tile, family: str) -> _Tile:
+    return next((tile for name, tile in table.items() if family.startswith(name)), other)
+
+
+def _is_grouped(matrix: DeviceMatrix, family: str) -> bool:
+    """Whether `group_dots` computes the product."""
+    columns = unit_columns(matrix.type)
+    return columns == 32 or (columns > 0 and not family.startswith("gfx"))
 
 
 def expert_gate_up(
@@ -36,6 +73,8 @@ def expert_gate_up(
     gate_up: tuple[DeviceMatrix, DeviceMatrix],
     shared: tuple[DeviceMatrix, DeviceMatrix] | None,
     limits: tuple[float, float],
+    *,
+    family: str = "sm_90",
 ) -> None:
     """Hidden layers of the chosen experts and of the shared one.
 
@@ -46,6 +85,7 @@ def expert_gate_up(
         gate_up: banks W1 and W3 of one type, [slots F, D].
         shared: W1 and W3 of the shared expert, [Fs, D] and of one type.
         limits: clamps of the routed experts and of the shared one; inf for none.
+        family: target family, the key of the tile table.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -56,26 +96,29 @@ def expert_gate_up(
     chosen, columns = len(slots), w1.cols
     width = (h.numel() - shared_rows) // chosen
     _check_gate_up(h, x, slots, (w1, w3, s1, s3), (width, shared_rows))
-    block = _GATE_UP_ROWS if w1.type in GROUPED else _ROWS
-    shared_block = _GATE_UP_ROWS if s1.type in GROUPED else _ROWS
+    tile = _tile(_GATE_UP, _OTHER_GATE_UP, family)
+    is_grouped, is_shared_grouped = _is_grouped(w1, family), _is_grouped(s1, family)
+    block = tile.rows if is_grouped else _ROWS
+    shared_block = 16 if is_shared_grouped else _ROWS
     programs = chosen * -(-width // block) + -(-shared_rows // shared_block)
     _gate_up_kernel[(programs,)](
-        *(h, x, slots, *_planes(w1), *_planes(w3), *_planes(s1), *_planes(s3)),
+        *(h, x, slots, *_planes(w1, is_grouped), *_planes(w3, is_grouped)),
+        *(*_planes(s1, is_shared_grouped), *_planes(s3, is_shared_grouped)),
         *(chosen, width, shared_rows, *limits),
         K=columns,
         TYPE=w1.type,
         SCALE_COLS=w1.scale_cols,
-        UNIT=unit_columns(w1.type),
-        BU=_units(w1.type),
+        UNIT=unit_columns(w1.type) if is_grouped else 0,
+        BU=tile.units(w1.type),
         BN=block,
         SHARED_TYPE=s1.type if shared is not None else "",
         SHARED_SCALE_COLS=s1.scale_cols,
-        SHARED_UNIT=unit_columns(s1.type),
-        SHARED_BU=_units(s1.type),
+        SHARED_UNIT=unit_columns(s1.type) if is_shared_grouped else 0,
+        SHARED_BU=tile.units(s1.type),
         SHARED_BN=shared_block,
-        BG=_pieces(columns),
-        STAGES=_STAGES,
-        num_warps=_WARPS,
+        BG=_pieces(columns, tile.warps),
+        STAGES=tile.stages,
+        num_warps=tile.warps,
     )
 
 
@@ -86,6 +129,8 @@ def expert_down(
     weights: Tensor,
     down: DeviceMatrix,
     shared: DeviceMatrix | None,
+    *,
+    family: str = "sm_90",
 ) -> None:
     """Weighted sum of the outputs of the chosen experts, and of the shared one.
 
@@ -96,6 +141,7 @@ def expert_down(
         weights: f32 [k], of the router.
         down: bank W2, [slots D, F].
         shared: W2 of the shared expert, [D, Fs].
+        family: target family, the key of the tile table.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -110,8 +156,9 @@ def expert_down(
             f"expert_down: out {list(out.shape)}, h {list(h.shape)}, slots {list(slots.shape)},"
             f" weights {list(weights.shape)}, bank [{down.rows}, {columns}], shared {shared}"
         )
-    are_grouped = down.type in GROUPED and (shared is None or shared.type in GROUPED)
-    block = _DOWN_ROWS if are_grouped else _ROWS
+    tile = _tile(_DOWN, _OTHER_DOWN, family)
+    are_grouped = _is_grouped(down, family) and _is_grouped(other, family)
+    block = tile.rows if are_grouped else _ROWS
     unit, shared_unit = (unit_columns(m.type) if are_grouped else 0 for m in (down, other))
     _down_kernel[(-(-rows // block),)](
         *(out, h, slots, weights, *_planes(down, are_grouped), *_planes(other, are_grouped)),
@@ -120,31 +167,25 @@ def expert_down(
         TYPE=down.type,
         SCALE_COLS=down.scale_cols,
         UNIT=unit,
-        BU=_units(down.type),
+        BU=tile.units(down.type),
         SHARED_K=shared_columns,
         SHARED_TYPE=other.type if shared is not None else "",
         SHARED_SCALE_COLS=other.scale_cols,
         SHARED_UNIT=shared_unit,
-        SHARED_BU=_units(other.type),
+        SHARED_BU=tile.units(other.type),
         BN=block,
-        BG=_pieces(columns),
-        STAGES=_STAGES,
-        num_warps=_WARPS,
+        BG=_pieces(columns, tile.warps),
+        STAGES=tile.stages,
+        num_warps=tile.warps,
     )
 
 
-def _planes(matrix: DeviceMatrix, may_group: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    is_grouped = may_group and matrix.type in GROUPED
+def _planes(matrix: DeviceMatrix, is_grouped: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return group_planes(matrix) if is_grouped else kernel_planes(matrix)
 
 
-def _units(type_name: str) -> int:
-    """Units per step: every warp takes some of them."""
-    return _WARPS if unit_columns(type_name) == 256 else 4 * _WARPS
-
-
-def _pieces(columns: int) -> int:
-    return min(32 * _WARPS, triton.next_power_of_2(-(-columns // 16)))
+def _pieces(columns: int, warps: int) -> int:
+    return min(32 * warps, int(triton.next_power_of_2(-(-columns // 16))))
 
 
 def _check_gate_up(
@@ -261,10 +302,11 @@ def _gate_up_kernel(
     BG: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    i = tl.program_id(0)
-    blocks = tl.cdiv(width, BN)
-    i_slot = i // blocks
-    if i_slot < chosen:
+    # The programs of the shared expert read the most bytes, so they start first.
+    i = tl.program_id(0) - tl.cdiv(shared_rows, SHARED_BN)
+    if i >= 0:
+        blocks = tl.cdiv(width, BN)
+        i_slot = i // blocks
         first = (i - i_slot * blocks) * BN
         base = tl.load(slots_ptr + i_slot).to(tl.int64) * width
         gate, up = _gate_up_rows(
@@ -274,14 +316,15 @@ def _gate_up_kernel(
         o_n = first + tl.arange(0, BN)
         tl.store(h_ptr + i_slot * width + o_n, _gated(gate, up, limit), mask=o_n < width)
     elif SHARED_TYPE != "":
-        first = (i - chosen * blocks) * SHARED_BN
-        gate, up = _gate_up_rows(
-            *(x_ptr, c0, c1, c2, c3, d0, d1, d2, d3, first.to(tl.int64) * 0, first, shared_rows),
+        s_first = tl.program_id(0) * SHARED_BN
+        s_base = s_first.to(tl.int64) * 0
+        s_gate, s_up = _gate_up_rows(
+            *(x_ptr, c0, c1, c2, c3, d0, d1, d2, d3, s_base, s_first, shared_rows),
             *(K, SHARED_TYPE, SHARED_SCALE_COLS, SHARED_UNIT, SHARED_BU, SHARED_BN, BG, STAGES),
         )
-        o_n = first + tl.arange(0, SHARED_BN)
-        h = _gated(gate, up, shared_limit)
-        tl.store(h_ptr + chosen * width + o_n, h, mask=o_n < shared_rows)
+        o_s = s_first + tl.arange(0, SHARED_BN)
+        s_h = _gated(s_gate, s_up, shared_limit)
+        tl.store(h_ptr + chosen * width + o_s, s_h, mask=o_s < shared_rows)
 
 
 @triton.jit

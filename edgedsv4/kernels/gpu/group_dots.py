@@ -7,7 +7,8 @@ bits), which are two columns of the other operand. A scale is applied to the sum
 to the elements: the groups of a row are a batch of small products.
 
 `vector_columns` makes the second operand of some units (groups of 32, or blocks of 256 columns) in
-the order in which `add_products` cuts out the codes; `total` adds it all up. |x| must be below 2^17.
+the order in which `add_products` cuts out the codes; `total` adds it all up. |x| must be below
+2^13, or results are not finite.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def group_planes(matrix: DeviceMatrix) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @cache
 def _grid_codes(device: torch.device) -> Tensor:
-    """The grid of IQ2_XXS in 32 bits per entry, int32 [256], then factors of the signs, [4].
+    """The grid of IQ2_XXS in 32 bits per entry, int32 [256], then constants of `_octets`, [4, 4].
 
     Of the bits of a value less 8 (0, 17 or 35) numbers 0, 1, 4 and 5 can be set. Those of the
     elements 2 p and 2 p + 1 go to bit `_PAIR_BITS[p]` and above it in the two halves of the entry.
@@ -58,9 +59,10 @@ def _grid_codes(device: torch.device) -> Tensor:
     for element in range(8):
         pair, half = divmod(element, 2)
         codes |= grid[:, element] << (_PAIR_BITS[pair] + 16 * half)
-    codes = torch.where(codes >= 1 << 31, codes - (1 << 32), codes)
-    factors = torch.tensor([8, 4, 2, 1])
-    return torch.cat((codes, factors)).to(torch.int32).to(device)
+    rows = [[8, 4, 2, 1], [0x00080008] * 4, [0x00200020] * 4, [0x80008000] * 4]
+    words = torch.cat((codes, torch.tensor(rows).flatten()))
+    signed = torch.where(words >= 1 << 31, words - (1 << 32), words)
+    return signed.to(torch.int32).to(device)
 
 
 @triton.jit
@@ -110,7 +112,7 @@ def vector_columns(
 
 @triton.jit
 def _halves(x):
-    """x / 4 [BU, n] as hi + lo / 2^11: f16 [BU, n, 2]."""
+    """Split x / 4 [BU, n] as hi + lo / 2^11: f16 [BU, n, 2]."""
     x = x[:, None, :] * 0.25
     hi = x.to(tl.float16).to(tl.float32)
     is_hi = (tl.arange(0, 2) == 0)[None, :, None]
@@ -121,13 +123,13 @@ def _halves(x):
 @triton.jit
 def total(acc, TYPE: tl.constexpr):
     """Products of all units [BU, BM, 2] -> [BM], with the powers of two that were left out."""
+    part = tl.where(tl.arange(0, 2) == 0, 4.0, 4.0 / 2048.0)
     if TYPE == "MXFP4":
-        UP: tl.constexpr = 4.0
+        part *= 16384.0
     elif TYPE == "IQ2_XXS":
-        UP: tl.constexpr = 16777216.0
+        part *= 4194304.0
     else:
-        UP: tl.constexpr = 67108864.0
-    part = tl.where(tl.arange(0, 2) == 0, UP, UP / 2048.0)
+        part *= 16777216.0
     return tl.sum(tl.sum(acc, 0) * part[None, :], 1)
 
 
@@ -148,7 +150,7 @@ def add_products(
     BU: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """acc [BU, BM, 2] plus the products of rows `row` int64 [BM] in units u0 .. u0 + BU - 1."""
+    """Add to acc [BU, BM, 2] the products of rows `row` int64 [BM] in units u0 .. u0 + BU - 1."""
     o_u = u0 + tl.arange(0, BU)
     m_u = o_u < K // UNIT
     if TYPE == "Q2_K":
@@ -187,8 +189,8 @@ def _group_scale(p1, p2, row, o_u, m_u, K: tl.constexpr, TYPE: tl.constexpr):
     address = p1 + (row * (K // 32))[None, :] + o_u[:, None]
     if TYPE == "MXFP4":
         e = tl.load(address, mask=m_u[:, None], other=0)
-        # 2^14 times the scale; 2^128 is infinite.
-        return (tl.minimum(e.to(tl.int32) + 14, 255) << 23).to(tl.float32, bitcast=True)
+        # 0 becomes 0 instead of 2^-127, and 255 infinite.
+        return (e.to(tl.uint32) << 23).to(tl.float32, bitcast=True)
     elif TYPE == "IQ2_XXS":
         word = tl.load(address, mask=m_u[:, None], other=0).to(tl.uint32, bitcast=True)
         d_address = p2 + (row * (K // 256))[None, :] + (o_u // 8)[:, None]
@@ -200,7 +202,7 @@ def _group_scale(p1, p2, row, o_u, m_u, K: tl.constexpr, TYPE: tl.constexpr):
 
 @triton.jit
 def _offset(sums, factor):
-    """factor times the sums [BU] in the column of hi: [BU, 1, 2]."""
+    """The factor times the sums [BU] in the column of hi: [BU, 1, 2]."""
     is_hi = tl.arange(0, 2) == 0
     return tl.where(is_hi[None, None, :], (sums * factor)[:, None, None], 0.0)
 
@@ -251,6 +253,11 @@ def _e2m1(word, BU: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
+def _constant(table, octet, ROW: tl.constexpr):
+    return tl.load(table + 256 + 4 * ROW + octet).to(tl.uint32, bitcast=True)[None, None, :]
+
+
+@triton.jit
 def _octets(p0, p1, table, row, o_u, m_u, K: tl.constexpr, BU: tl.constexpr, BM: tl.constexpr):
     """Signed values of four octets per group, those of pairs 1 and 3 times 4, all times 2^-24.
 
@@ -262,27 +269,32 @@ def _octets(p0, p1, table, row, o_u, m_u, K: tl.constexpr, BU: tl.constexpr, BM:
     entry = tl.load(table + index.to(tl.int32)).to(tl.uint32, bitcast=True)  # [BU, BM, 4]
     s_address = p1 + (row * (K // 32))[None, :] + o_u[:, None]
     word = tl.load(s_address, mask=m_u[:, None], other=0).to(tl.uint32, bitcast=True)
-    signs = word & 0x0FFFFFFF
-    odd = signs ^ (signs >> 16)
-    odd = odd ^ (odd >> 8)
-    odd = odd ^ (odd >> 4)
-    # Octet o of a lane is shifted by 3 - o: a constant that is loaded, as ranges are not moved
-    # into the layout of the product.
-    factor = tl.load(table + 256 + octet).to(tl.uint32, bitcast=True)
-    signs = (signs | (odd << 28))[:, :, None] * factor[None, None, :]
+    # Constants that are loaded: ranges are not moved into the layout of the product, and masks that
+    # the compiler knows cost it more instructions.
+    factor = _constant(table, octet, 0)  # 2^(3 - o) for octet o
+    eight, eights, top = (
+        _constant(table, octet, 1),
+        _constant(table, octet, 2),
+        _constant(table, octet, 3),
+    )
+    # The seven signs of an octet become the upper bits of nibbles, whose sum comes to the top of
+    # the product with 0x11111111: the eighth sign.
+    signs = word[:, :, None] * factor
+    odd = (signs & 0x08888888) * 0x11111111
+    signs = (signs & 0x7FFFFFFF) | (odd & 0x80000000)
     later = entry >> 8
-    pair0 = _pair(((entry & 0x00330033) | 0x00080008) ^ ((signs << 12) & 0x80008000))
-    pair1 = _pair(((entry & 0x00CC00CC) | 0x00200020) ^ ((signs << 8) & 0x80008000))
-    pair2 = _pair(((later & 0x00330033) | 0x00080008) ^ ((signs << 4) & 0x80008000))
-    pair3 = _pair(((later & 0x00CC00CC) | 0x00200020) ^ (signs & 0x80008000))
+    pair0 = _pair(((entry & 0x00330033) | eight) ^ ((signs << 12) & top))
+    pair1 = _pair(((entry & 0x00CC00CC) | eights) ^ ((signs << 8) & top))
+    pair2 = _pair(((later & 0x00330033) | eight) ^ ((signs << 4) & top))
+    pair3 = _pair(((later & 0x00CC00CC) | eights) ^ (signs & top))
     a = tl.join(tl.join(pair0, pair1), tl.join(pair2, pair3))  # [BU, BM, 4, 2, 2, 2]
     return tl.reshape(tl.permute(a, (0, 1, 2, 5, 4, 3)), (BU, BM, 32))
 
 
 @triton.jit
-def _header(p, row, o_u, m_u, K: tl.constexpr, I: tl.constexpr, WORDS: tl.constexpr):
-    """Word I of the WORDS words of each block of 256: uint32 [BU, BM]."""
-    address = p + (row * (K // 256 * WORDS))[None, :] + (o_u * WORDS + I)[:, None]
+def _header(p, row, o_u, m_u, K: tl.constexpr, WORD: tl.constexpr, WORDS: tl.constexpr):
+    """Word WORD of the WORDS words of each block of 256: uint32 [BU, BM]."""
+    address = p + (row * (K // 256 * WORDS))[None, :] + (o_u * WORDS + WORD)[:, None]
     return tl.load(address, mask=m_u[:, None], other=0).to(tl.uint32, bitcast=True)
 
 
@@ -293,7 +305,7 @@ def _low(word):
 
 @triton.jit
 def _affine(acc, product, offsets, pair):
-    """acc + d product - dmin offsets; pair [BU, BM] has d and dmin."""
+    """The sum acc + d product - dmin offsets; pair [BU, BM] has d and dmin."""
     acc += product * _low(pair)[:, :, None]
     return acc - offsets * _low(pair >> 16)[:, :, None]
 
@@ -302,7 +314,7 @@ def _affine(acc, product, offsets, pair):
 def _q2_k(
     acc, x, sums, p0, p1, p2, row, o_u, m_u, K: tl.constexpr, BU: tl.constexpr, BM: tl.constexpr
 ):
-    """d sum s q x - dmin sum m x, both sums of integers with x; p1 as bytes."""
+    """Add d sum s q x - dmin sum m x, both sums of integers with x; p1 as bytes."""
     i = tl.arange(0, 16)
     mask = m_u[:, None, None]
     w_address = p0 + (row * (K // 16))[None, :, None] + (o_u * 16)[:, None, None]

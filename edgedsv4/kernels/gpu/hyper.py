@@ -21,7 +21,7 @@ from torch import Tensor
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu import hyper_chunk
-from edgedsv4.kernels.gpu.hyper_mix import sigmoid, sinkhorn, written
+from edgedsv4.kernels.gpu.hyper_mix import appended, nothing, sigmoid, sinkhorn, written
 
 if TYPE_CHECKING:
     from edgedsv4.kernels.mhc import HyperConstants
@@ -89,9 +89,18 @@ def hyper_step(
         raise ShapeError(f"hyper: x, fn, scale are {[tuple(t.shape) for t in (x, fn, scale)]}")
     if tokens > FEW_TOKENS:
         hyper_chunk.chunk_read(
-            *(x, post, comb, streams, o),
-            **{"fn": fn, "base": base, "scale": scale, "norm": norm},
-            **{"constants": constants, "work": work, "precise": precise},
+            x,
+            post,
+            comb,
+            streams,
+            o,
+            fn=fn,
+            base=base,
+            scale=scale,
+            norm=norm,
+            constants=constants,
+            work=work,
+            precise=precise,
         )
         return
     blocks = _write(streams, o, post, comb, fn, work)
@@ -99,7 +108,14 @@ def hyper_step(
     parts = _cdiv(hidden, columns)
     _read_kernel[(parts + 1, tokens)](
         *(x, post, comb, streams, work, base, scale, norm),
-        *(hidden, blocks, tokens * blocks, constants.iterations, constants.hc_eps, constants.norm_eps),
+        *(
+            hidden,
+            blocks,
+            tokens * blocks,
+            constants.iterations,
+            constants.hc_eps,
+            constants.norm_eps,
+        ),
         ROWS=rows,
         HC=STREAMS,
         BN=columns,
@@ -154,16 +170,32 @@ def head_step(
     streams = streams[tokens - wanted :]
     if wanted > FEW_TOKENS:
         hyper_chunk.chunk_read(
-            *(y, post, comb, streams, o),
-            **{"fn": fn, "base": base, "scale": scale, "norm": norm},
-            **{"constants": constants, "work": work, "precise": precise},
+            y,
+            post,
+            comb,
+            streams,
+            o,
+            fn=fn,
+            base=base,
+            scale=scale,
+            norm=norm,
+            constants=constants,
+            work=work,
+            precise=precise,
         )
         return
     blocks = _write(streams, o, post, comb, fn, work)
     columns, warps = READ
     _read_kernel[(_cdiv(hidden, columns), wanted)](
         *(y, post, comb, streams, work, base, scale, norm),
-        *(hidden, blocks, wanted * blocks, constants.iterations, constants.hc_eps, constants.norm_eps),
+        *(
+            hidden,
+            blocks,
+            wanted * blocks,
+            constants.iterations,
+            constants.hc_eps,
+            constants.norm_eps,
+        ),
         ROWS=STREAMS,
         HC=STREAMS,
         BN=columns,
@@ -249,27 +281,25 @@ def _write_kernel(
     o_r = tl.arange(0, PADDED_ROWS)  # [PADDED_ROWS]
     m_fn = (o_r < ROWS)[:, None] & m_n[None, :]
     # fn comes from far: its loads go out first.
-    fn = ()
+    fn = nothing()
     for k in tl.static_range(HC):
         at = fn_ptr + o_r[:, None] * (HC * hidden) + k * hidden + o_n[None, :]
-        fn = fn + (tl.load(at, mask=m_fn, other=0.0),)  # [PADDED_ROWS, BN]
-    x_ptr = streams_ptr + token * HC * hidden + o_n
-    x = ()
-    for j in tl.static_range(HC):
-        x = x + (tl.load(x_ptr + j * hidden, mask=m_n, other=0.0),)  # [BN]
+        fn = appended(fn, tl.load(at, mask=m_fn, other=0.0))  # [PADDED_ROWS, BN]
+    x_ptr = streams_ptr + token * HC * hidden
+    x = _columns(x_ptr, o_n, hidden, HC)
     if HAS_O:
         b_o = tl.load(o_ptr + token * hidden + o_n, mask=m_n, other=0.0)  # [BN]
-        post = ()
-        comb = ()
+        post = nothing()
+        comb = nothing()
         for k in tl.static_range(HC):
-            post = post + (tl.load(post_ptr + token * HC + k),)
+            post = appended(post, tl.load(post_ptr + token * HC + k))
         for i in tl.static_range(HC * HC):
-            comb = comb + (tl.load(comb_ptr + token * (HC * HC) + i),)
+            comb = appended(comb, tl.load(comb_ptr + token * (HC * HC) + i))
         x = written(x, b_o, post, comb, HC)
         # Another warp may hold the same columns: all have read before one writes.
         tl.debug_barrier()
         for k in tl.static_range(HC):
-            tl.store(x_ptr + k * hidden, x[k], mask=m_n)
+            tl.store(x_ptr + k * hidden + o_n, x[k], mask=m_n)
     p_ptr = partials_ptr + token * blocks + i_block
     for j in tl.static_range(HC):
         for k in tl.static_range(j, HC):
@@ -282,11 +312,33 @@ def _write_kernel(
 
 
 @triton.jit
-def _partial_sum(partials_ptr, row, stride_row, blocks, BLOCKS: tl.constexpr):
-    """One row of the partial sums, added up."""
+def _partials(
+    partials_ptr, stride_row, blocks, FIRST: tl.constexpr, N: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """N rows of the partial sums, a tuple of [BLOCKS]."""
     o_p = tl.arange(0, BLOCKS)  # [BLOCKS]
-    at = partials_ptr + row * stride_row + o_p
-    return tl.sum(tl.load(at, mask=o_p < blocks, other=0.0), axis=0)
+    rows = nothing()
+    for i in tl.static_range(FIRST, FIRST + N):
+        at = partials_ptr + i * stride_row + o_p
+        rows = appended(rows, tl.load(at, mask=o_p < blocks, other=0.0))
+    return rows
+
+
+@triton.jit
+def _sums(rows, N: tl.constexpr):
+    """The rows, added up."""
+    sums = nothing()
+    for i in tl.static_range(N):
+        sums = appended(sums, tl.sum(rows[i], axis=0))
+    return sums
+
+
+@triton.jit
+def _factor(gram, count, norm_eps):
+    """What the products are multiplied by, from the Gram matrix of streams of `count` values."""
+    # X_0 . X_0, X_1 . X_1, ... in the upper triangle of four
+    square = (gram[0] + gram[4]) + (gram[7] + gram[9])
+    return tl.rsqrt(square / count + norm_eps)
 
 
 @triton.jit
@@ -314,47 +366,76 @@ def _read_kernel(
     i_part = tl.program_id(0)
     token = tl.program_id(1).to(tl.int64)
     partials_ptr += token * blocks
-    gram = ()
-    for i in tl.static_range(HC * (HC + 1) // 2):
-        gram = gram + (_partial_sum(partials_ptr, ROWS + i, stride_row, blocks, BLOCKS),)
-    # X_0 . X_0, X_1 . X_1, ... in the upper triangle of four
-    square = (gram[0] + gram[4]) + (gram[7] + gram[9])
-    factor = tl.rsqrt(square / (HC * hidden) + norm_eps)
+    # All that comes from memory is asked for before the first of it is used.
+    gram_rows = _partials(partials_ptr, stride_row, blocks, ROWS, HC * (HC + 1) // 2, BLOCKS)
     if i_part * BN < hidden:
-        pre = ()
-        for j in tl.static_range(HC):
-            mix = _partial_sum(partials_ptr, j, stride_row, blocks, BLOCKS) * factor
-            z = mix * tl.load(scale_ptr) + tl.load(base_ptr + j)
-            pre = pre + (sigmoid(z) + hc_eps,)
         x_ptr = streams_ptr + token * HC * hidden
         o_n = i_part * BN + tl.arange(0, BN)  # [BN]
-        y = _blend(x_ptr, pre, o_n, hidden, HC)
-        total = _square_of_blend(x_ptr, pre, gram, hidden, HC, BN)
-        normed = y * tl.rsqrt(total / hidden + norm_eps)
+        x = _columns(x_ptr, o_n, hidden, HC)
         weight = tl.load(norm_ptr + o_n, mask=o_n < hidden, other=0.0)
+        pre_rows = _partials(partials_ptr, stride_row, blocks, 0, HC, BLOCKS)
+        pre_base = _scalars(base_ptr, 0, HC)
+        scale_pre = tl.load(scale_ptr)
+        gram = _sums(gram_rows, HC * (HC + 1) // 2)
+        factor = _factor(gram, HC * hidden, norm_eps)
+        pre = _sums(pre_rows, HC)
+        pre = _sigmoids(pre, factor * scale_pre, pre_base, 1.0, hc_eps, HC)
+        total = _square_of_blend(x_ptr, pre, gram, hidden, HC, BN)
+        normed = _blend(x, pre, HC) * tl.rsqrt(total / hidden + norm_eps)
         tl.store(y_ptr + token * hidden + o_n, weight * normed, mask=o_n < hidden)
     elif ROWS > HC:
+        post_rows = _partials(partials_ptr, stride_row, blocks, HC, HC, BLOCKS)
+        comb_rows = _partials(partials_ptr, stride_row, blocks, 2 * HC, HC * HC, BLOCKS)
+        post_base = _scalars(base_ptr, HC, HC)
+        comb_base = _scalars(base_ptr, 2 * HC, HC * HC)
         scale_post, scale_comb = tl.load(scale_ptr + 1), tl.load(scale_ptr + 2)
-        c = ()
+        factor = _factor(_sums(gram_rows, HC * (HC + 1) // 2), HC * hidden, norm_eps)
+        mix = _sums(comb_rows, HC * HC)
+        comb = nothing()
         for i in tl.static_range(HC * HC):
-            row = 2 * HC + i
-            mix = _partial_sum(partials_ptr, row, stride_row, blocks, BLOCKS) * factor
-            c = c + (mix * scale_comb + tl.load(base_ptr + row),)
+            comb = appended(comb, mix[i] * (factor * scale_comb) + comb_base[i])
+        comb = sinkhorn(comb, iterations, hc_eps, HC)
+        post = _sums(post_rows, HC)
+        post = _sigmoids(post, factor * scale_post, post_base, 2.0, 0.0, HC)
         for j in tl.static_range(HC):
-            mix = _partial_sum(partials_ptr, HC + j, stride_row, blocks, BLOCKS) * factor
-            z = mix * scale_post + tl.load(base_ptr + HC + j)
-            tl.store(post_ptr + token * HC + j, 2.0 * sigmoid(z))
-        c = sinkhorn(c, iterations, hc_eps, HC)
+            tl.store(post_ptr + token * HC + j, post[j])
         for i in tl.static_range(HC * HC):
-            tl.store(comb_ptr + token * (HC * HC) + i, c[i])
+            tl.store(comb_ptr + token * (HC * HC) + i, comb[i])
 
 
 @triton.jit
-def _blend(x_ptr, pre, o_n, hidden, HC: tl.constexpr):
-    """sum_j pre_j X_j of some columns."""
-    y = pre[0] * tl.load(x_ptr + o_n, mask=o_n < hidden, other=0.0)
+def _scalars(ptr, FIRST: tl.constexpr, N: tl.constexpr):
+    """N values of a vector, a tuple."""
+    values = nothing()
+    for i in tl.static_range(FIRST, FIRST + N):
+        values = appended(values, tl.load(ptr + i))
+    return values
+
+
+@triton.jit
+def _sigmoids(mix, factor, base, times, eps, N: tl.constexpr):
+    """The weights times * sigmoid(mix * factor + base) + eps."""
+    weights = nothing()
+    for j in tl.static_range(N):
+        weights = appended(weights, times * sigmoid(mix[j] * factor + base[j]) + eps)
+    return weights
+
+
+@triton.jit
+def _columns(x_ptr, o_n, hidden, HC: tl.constexpr):
+    """Some columns of each stream of a token."""
+    x = nothing()
+    for j in tl.static_range(HC):
+        x = appended(x, tl.load(x_ptr + j * hidden + o_n, mask=o_n < hidden, other=0.0))
+    return x
+
+
+@triton.jit
+def _blend(x, pre, HC: tl.constexpr):
+    """sum_j pre_j X_j."""
+    y = pre[0] * x[0]
     for j in tl.static_range(1, HC):
-        y += pre[j] * tl.load(x_ptr + j * hidden + o_n, mask=o_n < hidden, other=0.0)
+        y += pre[j] * x[j]
     return y
 
 
@@ -373,7 +454,8 @@ def _square_of_blend(x_ptr, pre, gram, hidden, HC: tl.constexpr, BN: tl.constexp
     if total < size * TRUSTED_SHARE:
         squares = tl.zeros([BN], tl.float32)
         for start in range(0, hidden, BN):
-            y = _blend(x_ptr, pre, start + tl.arange(0, BN), hidden, HC)
+            x = _columns(x_ptr, start + tl.arange(0, BN), hidden, HC)
+            y = _blend(x, pre, HC)
             squares += y * y
         total = tl.sum(squares, axis=0)
     return total

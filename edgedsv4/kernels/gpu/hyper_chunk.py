@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.hyper_mix import sigmoid, sinkhorn, written
+from edgedsv4.kernels.gpu.hyper_mix import appended, nothing, sigmoid, sinkhorn, written
 
 if TYPE_CHECKING:
     from edgedsv4.kernels.mhc import HyperConstants
@@ -25,7 +25,7 @@ TILE = 16
 # By vendor, (columns of one step, warps, stages, precision of the products): three TF32 products
 # make float32 in all but the last place or two; AMD's compiler has none.
 PRODUCTS = {"cuda": (32, 4, 3, "tf32x3"), "hip": (16, 8, 1, "ieee")}
-# (tokens, warps)
+# One token per lane: (tokens, warps).
 MIX = (32, 1)
 # (columns, warps) of the write without products
 WRITE = (1024, 4)
@@ -113,22 +113,24 @@ def write_streams(streams: Tensor, o: Tensor, post: Tensor, comb: Tensor) -> Non
 
 
 @triton.jit
-def _write_kernel(streams_ptr, o_ptr, post_ptr, comb_ptr, hidden, HC: tl.constexpr, BN: tl.constexpr):
+def _write_kernel(
+    streams_ptr, o_ptr, post_ptr, comb_ptr, hidden, HC: tl.constexpr, BN: tl.constexpr
+):
     """Program (token, block): BN columns of every stream of one token."""
     token = tl.program_id(0).to(tl.int64)
     o_n = tl.program_id(1) * BN + tl.arange(0, BN)  # [BN]
     m_n = o_n < hidden
     x_ptr = streams_ptr + token * HC * hidden + o_n
-    x = ()
+    x = nothing()
     for j in tl.static_range(HC):
-        x = x + (tl.load(x_ptr + j * hidden, mask=m_n, other=0.0),)  # [BN]
+        x = appended(x, tl.load(x_ptr + j * hidden, mask=m_n, other=0.0))  # [BN]
     b_o = tl.load(o_ptr + token * hidden + o_n, mask=m_n, other=0.0)  # [BN]
-    post = ()
-    comb = ()
+    post = nothing()
+    comb = nothing()
     for k in tl.static_range(HC):
-        post = post + (tl.load(post_ptr + token * HC + k),)
+        post = appended(post, tl.load(post_ptr + token * HC + k))
     for i in tl.static_range(HC * HC):
-        comb = comb + (tl.load(comb_ptr + token * (HC * HC) + i),)
+        comb = appended(comb, tl.load(comb_ptr + token * (HC * HC) + i))
     x = written(x, b_o, post, comb, HC)
     # Another warp may hold the same columns: all have read before one writes.
     tl.debug_barrier()
@@ -146,10 +148,10 @@ def _columns(ptr, row_t, m_t, N: tl.constexpr):
     """
     o_n = tl.arange(0, N)[None, :]  # [1, N]
     tile = tl.load(ptr + row_t[:, None] * N + o_n, mask=m_t[:, None], other=0.0)  # [BT, N]
-    columns = ()
+    columns = nothing()
     for i in tl.static_range(N):
         column = tl.sum(tl.where(o_n == i, tile, 0.0), axis=1)  # [BT]
-        columns = columns + (column[:, None],)
+        columns = appended(columns, column[:, None])
     return columns
 
 
@@ -177,8 +179,8 @@ def _product_kernel(
     m_t = o_t < tokens
     o_r = tl.arange(0, PADDED_ROWS)  # [PADDED_ROWS]
     row_t = o_t.to(tl.int64)
-    post = ()
-    comb = ()
+    post = nothing()
+    comb = nothing()
     if HAS_O:
         post = _columns(post_ptr, row_t, m_t, HC)
         comb = _columns(comb_ptr, row_t, m_t, HC * HC)
@@ -190,9 +192,9 @@ def _product_kernel(
         m_n = o_n < hidden
         m_x = m_t[:, None] & m_n[None, :]
         x_ptr = streams_ptr + row_t[:, None] * (HC * hidden) + o_n[None, :]
-        x = ()
+        x = nothing()
         for j in tl.static_range(HC):
-            x = x + (tl.load(x_ptr + j * hidden, mask=m_x, other=0.0),)  # [BT, BN]
+            x = appended(x, tl.load(x_ptr + j * hidden, mask=m_x, other=0.0))  # [BT, BN]
         if HAS_O:
             b_o = tl.load(o_ptr + row_t[:, None] * hidden + o_n[None, :], mask=m_x, other=0.0)
             x = written(x, b_o, post, comb, HC)
@@ -236,14 +238,14 @@ def _mix_kernel(
     o_t = tl.program_id(0) * BT + tl.arange(0, BT)  # [BT]
     m_t = o_t < tokens
     at = partials_ptr + o_t  # [BT]
-    sums = ()
+    sums = nothing()
     for row in tl.static_range(ROWS + 1):
-        sums = sums + (tl.load(at + row * ranges * tokens, mask=m_t, other=0.0),)
+        sums = appended(sums, tl.load(at + row * ranges * tokens, mask=m_t, other=0.0))
     for i in range(1, ranges):
-        longer = ()
+        longer = nothing()
         for row in tl.static_range(ROWS + 1):
             part = tl.load(at + (row * ranges + i) * tokens, mask=m_t, other=0.0)
-            longer = longer + (sums[row] + part,)
+            longer = appended(longer, sums[row] + part)
         sums = longer
     factor = tl.rsqrt(sums[ROWS] / (HC * hidden) + norm_eps)
     scale_pre = tl.load(scale_ptr)
@@ -255,10 +257,10 @@ def _mix_kernel(
         for j in tl.static_range(HC):
             z = sums[HC + j] * factor * scale_post + tl.load(base_ptr + HC + j)
             tl.store(post_ptr + o_t * HC + j, 2.0 * sigmoid(z), mask=m_t)
-        c = ()
+        c = nothing()
         for i in tl.static_range(HC * HC):
             base = tl.load(base_ptr + 2 * HC + i)
-            c = c + (sums[2 * HC + i] * factor * scale_comb + base,)
+            c = appended(c, sums[2 * HC + i] * factor * scale_comb + base)
         c = sinkhorn(c, iterations, hc_eps, HC)
         for i in tl.static_range(HC * HC):
             tl.store(comb_ptr + o_t * (HC * HC) + i, c[i], mask=m_t)

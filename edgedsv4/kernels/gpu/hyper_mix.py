@@ -10,6 +10,18 @@ from edgedsv4.kernels._triton import tl, triton
 
 
 @triton.jit
+def nothing():
+    """An empty tuple to append to."""
+    return ()
+
+
+@triton.jit
+def appended(values, value):
+    """A tuple with one value more."""
+    return values + (value,)  # noqa: RUF005 - the compiler unpacks no tuples
+
+
+@triton.jit
 def sigmoid(z):
     """1 / (1 + e^-z)."""
     return 1.0 / (1.0 + tl.exp(-z))
@@ -18,7 +30,7 @@ def sigmoid(z):
 @triton.jit
 def sinkhorn(c, iterations, eps, HC: tl.constexpr):
     """HC * HC values c_jk, scalars or vectors of tokens: softmax over k and Sinkhorn."""
-    soft = ()
+    soft = nothing()
     for j in tl.static_range(HC):
         top = c[j * HC]
         for k in tl.static_range(1, HC):
@@ -28,38 +40,38 @@ def sinkhorn(c, iterations, eps, HC: tl.constexpr):
             total += tl.exp(c[j * HC + k] - top)
         inverse = 1.0 / total
         for k in tl.static_range(HC):
-            soft = soft + (tl.exp(c[j * HC + k] - top) * inverse + eps,)
+            soft = appended(soft, tl.exp(c[j * HC + k] - top) * inverse + eps)
     c = _divide_columns(soft, eps, HC)
     for _ in range(iterations - 1):
-        rows = ()
+        rows = nothing()
         for j in tl.static_range(HC):
             total = (c[j * HC] + c[j * HC + 1]) + (c[j * HC + 2] + c[j * HC + 3])
             inverse = 1.0 / (total + eps)
             for k in tl.static_range(HC):
-                rows = rows + (c[j * HC + k] * inverse,)
+                rows = appended(rows, c[j * HC + k] * inverse)
         c = _divide_columns(rows, eps, HC)
     return c
 
 
 @triton.jit
 def _divide_columns(c, eps, HC: tl.constexpr):
-    inverse = ()
+    inverse = nothing()
     for k in tl.static_range(HC):
         total = (c[k] + c[HC + k]) + (c[2 * HC + k] + c[3 * HC + k])
-        inverse = inverse + (1.0 / (total + eps),)
-    divided = ()
+        inverse = appended(inverse, 1.0 / (total + eps))
+    divided = nothing()
     for i in tl.static_range(HC * HC):
-        divided = divided + (c[i] * inverse[i % HC],)
+        divided = appended(divided, c[i] * inverse[i % HC])
     return divided
 
 
 @triton.jit
 def written(x, o, post, comb, HC: tl.constexpr):
     """The streams X'_k = post_k o + sum_j comb_jk X_j."""
-    new = ()
+    new = nothing()
     for k in tl.static_range(HC):
         mixed = comb[k] * x[0]
         for j in tl.static_range(1, HC):
             mixed += comb[j * HC + k] * x[j]
-        new = new + (post[k] * o + mixed,)
+        new = appended(new, post[k] * o + mixed)
     return new

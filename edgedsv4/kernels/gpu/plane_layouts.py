@@ -63,7 +63,8 @@ def table_of(name: str, device: torch.device) -> Tensor | None:
         byte = torch.arange(256)
         values = iq4_values(cpu)
         pairs = torch.stack((values[byte & 15], values[byte >> 4]), dim=1)
-        return pairs.half().view(torch.int32).squeeze(1).to(device)
+        table: Tensor = pairs.half().view(torch.int32).squeeze(1)
+        return table.to(device)
     return None
 
 

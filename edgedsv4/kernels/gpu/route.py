@@ -84,11 +84,12 @@ def score(logits):
 
 
 @triton.jit
-def _ordered(x):
+def ordered(x):
     """int32 keys in the order of float32: -0 is 0, NaN the largest, above the least int32."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return tl.where(x == x, bits, 0x7FFFFFFF)
+    is_number = x == x  # noqa: PLR0124 - NaN is not
+    return tl.where(is_number, bits, 0x7FFFFFFF)
 
 
 @triton.jit
@@ -97,7 +98,7 @@ def _best(selection, m_e, K: tl.constexpr, PADDED_K: tl.constexpr, BE: tl.conste
     o_e = tl.arange(0, BE)  # [BE]
     o_k = tl.arange(0, PADDED_K)  # [PADDED_K]
     least = -2147483648
-    key = tl.where(m_e, _ordered(selection), least)  # [BE]
+    key = tl.where(m_e, ordered(selection), least)  # [BE]
     found = tl.zeros([PADDED_K], tl.int32) + BE
     for i in tl.static_range(K):
         best = tl.argmax(key, axis=0, tie_break_left=True)

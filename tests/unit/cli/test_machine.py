@@ -79,12 +79,14 @@ def test_devices_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cpu = DeviceInfo("cpu", "cpu", "Chip", 3 << 29, True, "avx2", 1)
-    card = DeviceInfo("cuda:0", "cuda", "Card", 8 << 30, False, None, None)
-    monkeypatch.setattr(edgedsv4, "devices", lambda: (cpu, card))
+    card = DeviceInfo("cuda:0", "cuda", "Card", 8 << 30, False, None, None, "sm_90")
+    old = DeviceInfo("cuda:1", "cuda", "Old", 8 << 30, False, None, None, "sm_70", "it is old")
+    monkeypatch.setattr(edgedsv4, "devices", lambda: (cpu, card, old))
     assert main(["devices"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "cpu       Chip, 1.5 GiB, avx2, 1 thread, the default",
-        "cuda:0    Card, 8.0 GiB",
+        "cuda:0    Card, 8.0 GiB, sm_90",
+        "cuda:1    Old, 8.0 GiB, sm_70, no kernels: it is old",
     ]
 
 

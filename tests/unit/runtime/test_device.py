@@ -38,7 +38,7 @@ def tensors(value: object) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu"])
-def test_auto_is_the_cpu(name: str) -> None:
+def test_auto_is_the_cpu_without_a_gpu(name: str) -> None:
     assert resolve_device(name) == torch.device("cpu")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
-import torch
+from gpu_fakes import Machine, nvidia_card
 
 from edgedsv4 import EngineOptions, devices
 from edgedsv4.kernels.native.library import instruction_sets
@@ -39,10 +37,10 @@ def test_without_c_kernels_there_is_no_instruction_set(monkeypatch: pytest.Monke
 
 
 def test_each_gpu_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(name="Card", total_memory=8 << 30)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    Machine(monkeypatch).cuda(nvidia_card(), nvidia_card(12, 0, name="Other", total_memory=8 << 30))
     first, second = devices()[1:]
     assert (first.name, second.name) == ("cuda:0", "cuda:1")
-    assert (second.kind, second.description, second.memory_bytes) == ("cuda", "Card", 8 << 30)
-    assert (second.is_default, second.instruction_set, second.threads) == (False, None, None)
+    assert (first.is_default, second.is_default) == (True, False)
+    assert (second.kind, second.description, second.memory_bytes) == ("cuda", "Other", 8 << 30)
+    assert (second.family, second.obstacle) == ("sm_120", None)
+    assert (second.instruction_set, second.threads) == (None, None)

@@ -318,14 +318,14 @@ def test_threads_of_torch_stay_as_they_are_when_the_c_kernels_compute(path: Path
 
 
 def test_a_model_of_a_few_megabytes_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgedsv4.runtime.engine.physical_cores", lambda: 3)
+    monkeypatch.setattr("edgedsv4.runtime.opening.physical_cores", lambda: 3)
     with Engine.open("random-tiny", EngineOptions(context=64)) as engine:
         assert engine.describe()["threads"] == 1
 
 
 def test_a_larger_model_takes_the_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgedsv4.runtime.engine.physical_cores", lambda: 3)
-    monkeypatch.setattr("edgedsv4.runtime.engine.ONE_THREAD_BYTES", 1000)
+    monkeypatch.setattr("edgedsv4.runtime.opening.physical_cores", lambda: 3)
+    monkeypatch.setattr("edgedsv4.runtime.opening.ONE_THREAD_BYTES", 1000)
     with Engine.open("random-tiny", EngineOptions(context=64)) as engine:
         assert engine.describe()["threads"] == 3
     torch.set_num_threads(1)

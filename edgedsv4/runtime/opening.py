@@ -1,0 +1,139 @@
+"""Parts of opening a model: threads, memory plan, tokenizer, and what a user should know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from edgedsv4.errors import CapacityError, ConfigError
+from edgedsv4.runtime.device import resolve_device, unused_budget
+from edgedsv4.runtime.host import physical_cores
+from edgedsv4.runtime.memory_plan import EXPERTS, MemoryPlan, plan_memory, weight_items
+from edgedsv4.runtime.shipped_models import SHIPPED_MODELS
+from edgedsv4.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgedsv4.config import EngineOptions
+    from edgedsv4.formats.checkpoint import Checkpoint
+    from edgedsv4.model.bound_weights import BoundWeights
+    from edgedsv4.runtime.backends import BackendChoice
+
+
+logger = logging.getLogger(__name__)
+
+ONE_THREAD_BYTES = 16 << 20
+"""Dense weights below which a second thread waits longer than it works: a decode step of a 3 MB
+model takes 27 ms with one thread and, when anything else runs on the machine, 20 times that with
+two."""
+
+
+def use_threads(options: EngineOptions, weights: dict[str, int], choice: BackendChoice) -> int:
+    """Threads of an engine; where torch computes they become torch's."""
+    threads = options.threads or _default_threads(weights)
+    if choice.name == "reference":
+        torch.set_num_threads(threads)
+    return threads
+
+
+def _default_threads(weights: dict[str, int]) -> int:
+    """Threads for a model of these weights, when nobody asks for a number."""
+    dense = sum(weights.values()) - weights.get(EXPERTS, 0)
+    return 1 if dense < ONE_THREAD_BYTES else physical_cores()
+
+
+def weight_bytes(bound: BoundWeights) -> dict[str, int]:
+    """Bytes by item of the memory plan, from the roles of the weights."""
+    sizes = [(role, tensor.nbytes) for role, tensor in bound.tensors.items()]
+    for layer, experts in enumerate(bound.experts):
+        place = "draft" if layer == bound.config.num_layers else f"layers.{layer}"
+        matrices = (*experts.w1, *experts.w3, *experts.w2)
+        sizes += [(f"{place}.ffn.experts.w", matrix.nbytes) for matrix in matrices]
+    return weight_items(sizes)
+
+
+def checked_plan(
+    checkpoint: Checkpoint,
+    weights: dict[str, int],
+    options: EngineOptions,
+    budget: int,
+    *,
+    is_on_gpu: bool,
+) -> MemoryPlan:
+    """The memory plan of a model and one session.
+
+    Raises:
+        ConfigError: a context beyond the model's own.
+        CapacityError: it does not fit.
+    """
+    config = checkpoint.config
+    if options.context is not None and options.context > config.max_context:
+        raise ConfigError(
+            f"context must be 1..{config.max_context} for {checkpoint.path},"
+            f" found {options.context}"
+        )
+    plan = plan_memory(
+        config,
+        weights,
+        options,
+        available_bytes=budget,
+        context=options.context,
+        on_gpu=is_on_gpu,
+    )
+    if not plan.fits:
+        raise too_large(f"{checkpoint.path} with {plan.context:,} tokens of context", plan)
+    return plan
+
+
+def too_large(what: str, plan: MemoryPlan, others: int = 0) -> CapacityError:
+    """The error for something that the memory plan has no room for."""
+    beside = f" beside {others:,} bytes of other sessions" if others else ""
+    ends = f"; the memory ends in: {plan.limiting_item}" if plan.limiting_item else ""
+    return CapacityError(
+        f"{what}{beside} does not fit (at most {plan.largest_context:,} tokens would{ends});"
+        " ask for less context, a smaller prefill_chunk or checkpoint_bytes",
+        needed_bytes=plan.needed_bytes + others,
+        available_bytes=plan.available_bytes,
+    )
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The tokenizer that comes with a model, if one does."""
+    source = checkpoint.tokenizer
+    if source is None:
+        return None
+    if isinstance(source, Path):
+        return Tokenizer.from_json(source, vocab_size=checkpoint.config.vocab_size)
+    return Tokenizer.from_spec(source)
+
+
+def notes_of(
+    model: str | Path,
+    checkpoint: Checkpoint,
+    found: Sequence[str],
+    plan: MemoryPlan,
+    options: EngineOptions,
+) -> tuple[str, ...]:
+    """Everything a user should know; `found` is what the weights and the backend gave."""
+    warnings = [*checkpoint.warnings, *found]
+    unused = unused_budget(resolve_device(options.device), options)
+    if unused is not None:
+        warnings.append(unused)
+    if not plan.experts_fit:
+        warnings.append(
+            "the routed experts do not fit in memory beside the rest; they are read from disk as"
+            " they are needed, which is slow"
+        )
+    for warning in warnings:
+        logger.warning("%s: %s", checkpoint.name, warning)
+    # What follows is no reason to warn: it is what was asked for.
+    shipped = SHIPPED_MODELS.get(str(model))
+    facts = [] if shipped is None else [shipped.note]
+    if options.draft:
+        facts.append(f"the MTP block drafts up to {options.draft} tokens ahead")
+    elif checkpoint.config.num_draft_layers:
+        facts.append("the MTP block is not used; draft (--draft N) makes it draft N tokens ahead")
+    return (*facts, *warnings)
