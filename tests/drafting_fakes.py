@@ -71,6 +71,7 @@ class FakeDraftCache:
 class FakeForwardWithStreams:
     logits: Tensor | None
     streams: Tensor
+    best: int | None = None
 
 
 class DraftingModel(FakeModel):

@@ -97,6 +97,7 @@ class FakeCache:
 @dataclass(frozen=True)
 class FakeForward:
     logits: Tensor | None
+    best: int | None = None
 
 
 class FakeModel:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from edgedsv4.errors import ConfigError
-from edgedsv4.kernels.gpu.chunk_attention import chunk_attention
+from edgedsv4.kernels.gpu.chunk_attention import chunk_attention, wants_wide_rows
 from edgedsv4.kernels.gpu.expert_matmul import expert_ffn_chunk, expert_scratch
 from edgedsv4.kernels.gpu.finish_queries import IndexQueries, Rotation, finish_queries
 from edgedsv4.kernels.gpu.hyper import head_step, hyper_step, hyper_work_floats
@@ -198,10 +198,26 @@ class Chunk:
             sink=layer.sink,
             cos=cos,
             sin=sin,
+            wide=self._wide_rows(plan, state, window),
             family=self._setting.family,
         )
         grouped = self.product(attended, layer.wo_a, groups=config.output_groups)
         return self.product(grouped, layer.wo_b)
+
+    def _wide_rows(
+        self, plan: LayerPlan, state: LayerState, window: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Room for the rows that the chunk sees in bfloat16, where decoding them once pays."""
+        seen = 0 if state.compressed is None else plan.visible_rows(self.start + self.count)
+        family = self._setting.family
+        if self._setting.is_precise or not wants_wide_rows(self.count, seen, family):
+            return None
+
+        def rows(count: int) -> Tensor:
+            shape = (count, self._setting.config.head_dim)
+            return torch.empty(shape, dtype=torch.bfloat16, device=self._setting.device)
+
+        return rows(window[0].shape[0]), rows(seen) if seen else None
 
     def _rows(
         self, layer: DeviceLayer, state: LayerState, made: Tensor, qr: Tensor

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from edgedsv4.config import MAX_CONTEXT, SamplingOptions
 from edgedsv4.errors import ConfigError, SnapshotError
 from edgedsv4.kernels.sample import FloatArray, SamplingRules, SeenTokens, sample, weights
+from edgedsv4.runtime.device_logits import DeviceLogits
 from edgedsv4.runtime.sampler_bytes import decode_sampler, encode_sampler
 
 if TYPE_CHECKING:
@@ -92,11 +93,11 @@ class Sampler:
             other.accept(token_id)
         return other
 
-    def sample(self, logits: npt.NDArray[np.float32]) -> int:
+    def sample(self, logits: npt.NDArray[np.float32] | DeviceLogits) -> int:
         """The next token id; calling it again without `accept` gives the same one.
 
         Args:
-            logits: [V], any float dtype; -inf bans a token.
+            logits: [V], any float dtype; -inf bans a token. Logits on a GPU give the same token.
 
         Raises:
             NumericError: for NaN or +inf, or when every logit is -inf.
@@ -104,6 +105,11 @@ class Sampler:
         """
         is_random = self.options.temperature > 0
         u = uniform(self.seed, self.num_generated) if is_random else 0.0
+        if isinstance(logits, DeviceLogits):
+            drawn = logits.draw(self._rules, u)
+            if drawn is not None:
+                return drawn
+            logits = logits.numpy()
         return sample(logits, self._rules, self._seen, u, backend=self._backend)
 
     def probabilities(self, logits: npt.NDArray[np.float32]) -> FloatArray:

@@ -24,6 +24,7 @@ import torch
 from edgedsv4.errors import ConfigError, ContextFullError, FormatError
 from edgedsv4.model.hooks import ForwardHooks
 from edgedsv4.runtime.checkpoints import TurnCheckpoint, TurnCheckpoints
+from edgedsv4.runtime.device_logits import DeviceLogits, DeviceSampler
 from edgedsv4.runtime.speculation import DRAFT_ERRORS, Speculation
 from edgedsv4.runtime.stats import SessionTotals, SyncReport
 
@@ -71,8 +72,10 @@ class Timeline:
         self._hooks = ForwardHooks(should_stop=should_stop)
         self._ids: list[int] = []
         """Of the cache's tokens."""
-        self._logits: Logits | None = None
+        self._logits: Logits | DeviceLogits | None = None
         """[V] after the last token of the timeline."""
+        self._sampler: DeviceSampler | None = None
+        """Draws from logits on a GPU; made with the first ones."""
         self._certain = capacity
         """Tokens of the cache beyond these are drafts that nobody sampled yet."""
         self._rows: Logits | None = None
@@ -115,7 +118,7 @@ class Timeline:
 
     def last_logits(self) -> Logits | None:
         """[V] after the last token as they are kept, None when they are not known."""
-        return self._logits
+        return _on_host(self._logits)
 
     def settle(self) -> None:
         """Throw away drafts that nobody sampled."""
@@ -202,7 +205,11 @@ class Timeline:
         """
         self.check_room(token_ids)
         self._settle()
-        return self._run(token_ids, rows, chunk=chunk, on_progress=on_progress)
+        result = self._run(token_ids, rows, chunk=chunk, on_progress=on_progress)
+        logits = _on_host(self._logits)
+        if rows == "last" and token_ids and logits is not None:
+            return logits[None].copy()
+        return result
 
     def rewind(self, count: int) -> SyncReport:
         """Drop the last `count` tokens.
@@ -229,7 +236,10 @@ class Timeline:
             CancelledError, NumericError, FormatError: while evaluating; the timeline has then lost
                 its last token.
         """
-        return self._last_logits().copy()
+        logits = _on_host(self._last_logits())
+        if logits is None:
+            raise RuntimeError("the model returned no logits")
+        return logits.copy()
 
     def decode(
         self, sampler: Sampler, stop_ids: Container[int], check: Callable[[], None]
@@ -265,9 +275,9 @@ class Timeline:
         self._settle()
         speculation = self._speculation
         streams = None if speculation is None else speculation.last_streams(self.length)
-        self.checkpoints.add(TurnCheckpoint(self._cache.checkpoint(), self._logits, streams))
+        self.checkpoints.add(TurnCheckpoint(self._cache.checkpoint(), self.last_logits(), streams))
 
-    def _last_logits(self) -> Logits:
+    def _last_logits(self) -> Logits | DeviceLogits:
         if self.length == 0:
             raise ConfigError("the session has no token yet; sync or evaluate some first")
         if self._logits is None:
@@ -316,7 +326,7 @@ class Timeline:
         """
         self._certain = self.length + 1
         try:
-            rows = self._forward((token_id, *drafts), "all")
+            rows = _on_host(self._forward((token_id, *drafts), "all"))
         except DRAFT_ERRORS:
             self._certain = self.capacity
             return False
@@ -417,7 +427,9 @@ class Timeline:
             done = first + len(part)
             wanted = rows if rows == "all" or done == total else "none"
             result = self._forward(part, wanted)
-            if result is not None:
+            if isinstance(result, DeviceLogits):
+                self._logits = result
+            elif result is not None:
                 self._logits = result[-1].copy()
                 if rows == "all":
                     collected[first:done] = result
@@ -426,11 +438,9 @@ class Timeline:
             self.totals.evaluated += len(part) - again
             if on_progress is not None:
                 on_progress(done, total)
-        if rows == "last" and total and self._logits is not None:
-            return self._logits[None].copy()
         return None if rows == "none" else collected
 
-    def _forward(self, part: Sequence[int], wanted: LogitRows) -> Logits | None:
+    def _forward(self, part: Sequence[int], wanted: LogitRows) -> Logits | DeviceLogits | None:
         """One chunk; [R, V] logits of the wanted rows. The last token's are not known after it."""
         self._check_files()
         # Ids go in first and are cut back to the cache's length in any case, so that not even an
@@ -448,8 +458,15 @@ class Timeline:
             self._speculation.keep(result.streams, start)
         if result.logits is None:
             return None
+        if wanted == "last" and result.best is not None:
+            return self._kept_on_device(result.logits[-1], result.best)
         logits: Logits = result.logits.to(torch.float32).cpu().numpy()
         return logits
+
+    def _kept_on_device(self, row: torch.Tensor, best: int) -> DeviceLogits:
+        if self._sampler is None:
+            self._sampler = DeviceSampler(row.shape[0], row.device)
+        return DeviceLogits(row, best, self._sampler)
 
     def _distrust_if_changed(self, length: int) -> None:
         """Take the last chunk back when the file changed while it was read."""
@@ -459,6 +476,10 @@ class Timeline:
             self._cut(length if self._cache.rewind_floor <= length else 0)
             self.checkpoints.drop_from(self._cache.length + 1)
             raise
+
+
+def _on_host(logits: Logits | DeviceLogits | None) -> Logits | None:
+    return logits.numpy() if isinstance(logits, DeviceLogits) else logits
 
 
 def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:

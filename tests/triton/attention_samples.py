@@ -15,6 +15,19 @@ from edgedsv4.kernels.sparse_attention import sparse_attention_reference
 Parts = tuple[Tensor, ...]
 
 
+def _family() -> str:
+    """Target family of the device under test; "" for the interpreter."""
+    if DEVICE == "cpu":
+        return ""
+    properties = torch.cuda.get_device_properties(DEVICE)
+    if torch.version.hip:
+        return str(properties.gcnArchName).partition(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+FAMILY = _family()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layer:
     """Geometry of an attention layer."""
@@ -24,6 +37,9 @@ class Layer:
     rope: int = 16
     window: int = 8
     ratio: int = 4
+
+
+FLASH = Layer(heads=64, dim=512, rope=64, window=128)
 
 
 def stored_rows(values: Tensor, rope: int, form: str) -> Parts:

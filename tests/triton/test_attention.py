@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_samples import (
+    FAMILY,
+    FLASH,
     Layer,
     error,
     expected,
@@ -35,6 +37,7 @@ def run(
     splits: int = 3,
     spare_slots: int = 0,
     spoil: int | None = None,
+    family: str = FAMILY,
 ) -> tuple[Tensor, Tensor]:
     """Output of the kernels and of the reference; `spoil` is a position whose row is NaN."""
     sequence = random_rows(position + 1, layer, 1)
@@ -73,6 +76,7 @@ def run(
         cos=table.cos.to(DEVICE),
         sin=table.sin.to(DEVICE),
         partials=partials,
+        family=family,
     )
     return out, expected(q, positions, stored, compressed, selected, sink, layer)
 
@@ -115,6 +119,27 @@ def test_all_visible_rows_within_the_capacity(position: int) -> None:
 def test_number_of_splits(splits: int) -> None:
     got, want = run(TINY, 500, "fp8", compressed_rows=125, splits=splits)
     assert error(got, want) < LIMITS["fp8"]
+
+
+def test_queries_in_slices() -> None:
+    """As for targets whose registers do not hold a block of whole queries."""
+    got, want = run(ODD, 300, "fp8", compressed_rows=2, family="gfx1151")
+    assert error(got, want) < LIMITS["fp8"]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="too much for the interpreter")
+@pytest.mark.parametrize("form", ["fp8", "f32"])
+@pytest.mark.parametrize("position", [100, 4000, 70000])
+@pytest.mark.parametrize("is_selected", [False, True])
+def test_sizes_of_flash(form: str, position: int, is_selected: bool) -> None:
+    rows = max(1, (position + 1) // FLASH.ratio)
+    selected = None
+    if is_selected:
+        chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(4))[:512]
+        selected = torch.full((1, 512), -1, dtype=torch.int32)
+        selected[0, : len(chosen)] = chosen.sort().values
+    got, want = run(FLASH, position, form, compressed_rows=rows, selected=selected, splits=33)
+    assert error(got, want) < LIMITS[form]
 
 
 def test_nan_in_a_row_reaches_the_output() -> None:

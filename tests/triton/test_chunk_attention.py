@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_samples import (
+    FAMILY,
+    FLASH,
     Layer,
     error,
     expected,
@@ -37,6 +39,7 @@ def run(
     out_dtype: torch.dtype = torch.float32,
     spoil: int | None = None,
     is_widened: bool = False,
+    family: str = FAMILY,
 ) -> tuple[Tensor, Tensor]:
     """Output of the kernel and of the reference for tokens start .. start + count - 1."""
     sequence = random_rows(start + count, layer, 1)
@@ -76,6 +79,7 @@ def run(
         cos=table.cos.to(DEVICE),
         sin=table.sin.to(DEVICE),
         wide=wide,
+        family=family,
     )
     return out, expected(q, positions, stored, compressed, selected, sink, layer)
 
@@ -109,6 +113,42 @@ def test_each_token_sees_the_rows_finished_by_then() -> None:
 def test_rows_decoded_first(start: int, count: int) -> None:
     got, want = run(ODD, start, count, "fp8", compressed_rows=40, is_widened=True)
     assert error(got, want) < LIMITS["fp8"]
+
+
+@pytest.mark.parametrize(
+    ("family", "form"), [("sm_90", "bf16"), ("sm_90", "fp8"), ("gfx942", "bf16")]
+)
+def test_tiles_of_other_targets(family: str, form: str) -> None:
+    got, want = run(ODD, 70, 2, form, compressed_rows=18, family=family)
+    assert error(got, want) < LIMITS[form]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="too much for the interpreter")
+@pytest.mark.parametrize("is_widened", [False, True])
+@pytest.mark.parametrize("is_selected", [False, True])
+@pytest.mark.parametrize("start", [0, 5000])
+def test_sizes_of_flash(start: int, is_selected: bool, is_widened: bool) -> None:
+    count = 40
+    rows = (start + count) // FLASH.ratio
+    selected = None
+    if is_selected:
+        generator = torch.Generator().manual_seed(4)
+        selected = torch.full((count, 512), -1, dtype=torch.int32)
+        for token in range(count):
+            visible = (start + token + 1) // FLASH.ratio
+            chosen = torch.randperm(visible, generator=generator)[:512].sort().values
+            selected[token, : len(chosen)] = chosen
+    got, want = run(
+        FLASH,
+        start,
+        count,
+        "fp8",
+        compressed_rows=rows,
+        selected=selected,
+        is_widened=is_widened,
+        out_dtype=torch.bfloat16,
+    )
+    assert error(got, want) < LIMITS["bf16"]
 
 
 def test_bfloat16_output() -> None:

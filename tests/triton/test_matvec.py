@@ -67,11 +67,32 @@ def test_each_group_of_rows_reads_its_own_columns(rows: int, groups: int) -> Non
     _products([stored_matrix("Q8_0", rows, 64, 5)], tokens=2, groups=groups)
 
 
-@pytest.mark.parametrize("rows", [517, 1030])
-def test_more_rows_per_program(rows: int) -> None:
+@pytest.mark.parametrize("columns", [32, 96, 1120])
+def test_product_of_one_token_on_tensor_cores(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgedsv4.kernels.gpu.matvec.GROUPED_Q8_0_ROWS", 0)
+    _products([stored_matrix("Q8_0", 19, columns, 8), stored_matrix("F32", 3, columns, 9)], 1)
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "IQ2_XXS"])
+def test_product_with_blocks_that_fill_no_step(name: str) -> None:
+    _products([stored_matrix(name, 17, 256, 10)], tokens=1)
+
+
+@pytest.mark.parametrize(("block", "tokens"), [(2, 1), (4, 1), (4, 2), (8, 1)])
+def test_more_rows_per_program(block: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, rows in (("_ONE_ROW", 2), ("_TWO_ROWS", 4), ("_FOUR_ROWS", 8)):
+        limit = 0 if rows <= block else 1 << 30
+        monkeypatch.setattr(f"edgedsv4.kernels.gpu.matvec.{name}", limit)
+    _products([stored_matrix("Q8_0", 19, 256, 6)], tokens)
+
+
+@pytest.mark.parametrize("rows", [517, 1030, 4100])
+def test_many_rows(rows: int) -> None:
     if DEVICE == "cpu":
         pytest.skip("hundreds of programs")
-    _products([stored_matrix("Q8_0", rows, 256, 6)], tokens=1)
+    _products([stored_matrix("Q8_0", rows, 4096, 6)], tokens=1)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

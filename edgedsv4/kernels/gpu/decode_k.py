@@ -166,7 +166,9 @@ def q3_k(p0, p1, p2, p3, row, row_mask, k0, K, BK: tl.constexpr):
     BN: tl.constexpr = row.shape[0]
     WORDS: tl.constexpr = BK // 16
     word = load_words(p0, row, row_mask, k0, K, 16, BK, 256)  # [BN, BK / 16]
-    third = load_plane(p1, row, row_mask, k0, K, 16, BK, 256).to(tl.uint32) & 0xFFFF  # [BN, BK / 16]
+    third = (
+        load_plane(p1, row, row_mask, k0, K, 16, BK, 256).to(tl.uint32) & 0xFFFF
+    )  # [BN, BK / 16]
     top = (third & 0x00FF) | ((third & 0xFF00) << 8)
     place = (tl.arange(0, WORDS) % 16)[None, :].to(tl.uint32)
     first = spread(_load_header(p2, row, row_mask, k0, K, BK, 0, 3), WORDS)

@@ -132,10 +132,7 @@ def nvfp4(p0, p1, p2, row, row_mask, k0, K, BK: tl.constexpr):
     s = load_plane(p1, row, row_mask, k0, K, 16, BK, 64).to(tl.uint16) & 0x7F  # [BN, BK / 16]
     s = tl.where(s == 0x7F, 0, s) << 7
     scale = s.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    if row_mask is None:
-        t = tl.load(p2 + row)
-    else:
-        t = tl.load(p2 + row, mask=row_mask, other=0.0)
+    t = tl.load(p2 + row) if row_mask is None else tl.load(p2 + row, mask=row_mask, other=0.0)
     # 2^14 of the code and 2^8 of the scale.
     return e2m1_tile(word, p0, BK) * spread(scale * 4194304.0, BK) * t[:, None]
 

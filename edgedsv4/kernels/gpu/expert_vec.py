@@ -52,6 +52,7 @@ _ROWS = 4
 # and the shared one run in one wave, and 4096 rows are a program of eight warps per multiprocessor.
 # Blocks of 256 columns take much shared memory, on AMD too much.
 _GATE_UP = {"sm_9": _Tile(32, 4, 2, 4), "sm_10": _Tile(32, 4, 2, 4), "gfx": _Tile(16, 4, 2, 1)}
+_BLOCK_GATE_UP = {"gfx": _Tile(16, 4, 2, 1)}
 _DOWN = {"gfx": _Tile(16, 4, 2, 1)}
 _OTHER_GATE_UP, _OTHER_DOWN = _Tile(16, 4, 2, 3), _Tile(32, 8, 4, 3)
 
@@ -96,7 +97,8 @@ def expert_gate_up(
     chosen, columns = len(slots), w1.cols
     width = (h.numel() - shared_rows) // chosen
     _check_gate_up(h, x, slots, (w1, w3, s1, s3), (width, shared_rows))
-    tile = _tile(_GATE_UP, _OTHER_GATE_UP, family)
+    table = _GATE_UP if unit_columns(w1.type) == 32 else _BLOCK_GATE_UP
+    tile = _tile(table, _OTHER_GATE_UP, family)
     is_grouped, is_shared_grouped = _is_grouped(w1, family), _is_grouped(s1, family)
     block = tile.rows if is_grouped else _ROWS
     shared_block = 16 if is_shared_grouped else _ROWS

@@ -17,6 +17,13 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.group_dots import (
+    add_products,
+    group_planes,
+    total,
+    unit_columns,
+    vector_columns,
+)
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, plane_arguments
 from edgedsv4.kernels.gpu.row_dots import row_dots
 
@@ -25,15 +32,26 @@ MAX_MATRICES = 4
 PIECED = frozenset(("Q8_0", "BF16", "F16", "F32"))
 """Types that `row_dots` reads 16 columns per thread, several tokens at once."""
 
+GROUPED_Q8_0_ROWS = 1 << 30
+"""Rows of a Q8_0 matrix from which tensor cores compute the product of one token."""
+_GROUPED_ROWS, _GROUPED_WARPS = 16, 4
+
 # Rows of all matrices up to which a program takes one or two rows, so that every multiprocessor
-# gets some; above, four.
-_ONE_ROW, _TWO_ROWS = 512, 1024
+# gets some; above, four or eight.
+_ONE_ROW, _TWO_ROWS, _FOUR_ROWS = 512, 1024, 4096
 # Columns per warp: two loads of 16 columns by each of its threads.
 _WARP_COLUMNS = 1024
 _MAX_WARPS = 8
 
 
-def matvec(y: Tensor, x: Tensor, matrices: Sequence[DeviceMatrix], groups: int = 1) -> None:
+def matvec(
+    y: Tensor,
+    x: Tensor,
+    matrices: Sequence[DeviceMatrix],
+    groups: int = 1,
+    *,
+    family: str = "sm_90",
+) -> None:
     """Write the products of all matrices.
 
     Args:
@@ -41,6 +59,7 @@ def matvec(y: Tensor, x: Tensor, matrices: Sequence[DeviceMatrix], groups: int =
         x: f32 [T, groups * K].
         matrices: one to four of K columns each; one if there are groups.
         groups: row blocks that have columns of x of their own.
+        family: target family.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -48,32 +67,37 @@ def matvec(y: Tensor, x: Tensor, matrices: Sequence[DeviceMatrix], groups: int =
     _check(y, x, matrices, groups)
     tokens, columns = len(x), matrices[0].cols
     rows = [matrix.rows for matrix in matrices] + [0] * (MAX_MATRICES - len(matrices))
-    block = _rows_per_program(sum(rows), rows[0] // groups if groups > 1 else 0)
-    warps = min(_MAX_WARPS, triton.next_power_of_2(-(-columns // _WARP_COLUMNS)))
-    pieces = min(32 * warps, triton.next_power_of_2(-(-columns // 16)))
+    block = _rows_per_program(sum(rows), rows[0] // groups if groups > 1 else 0, tokens)
+    warps = min(_MAX_WARPS, int(triton.next_power_of_2(-(-columns // _WARP_COLUMNS))))
+    are_grouped = [tokens == 1 and groups == 1 and _is_grouped(m, family) for m in matrices]
+    units = [unit_columns(m.type) if g else 0 for m, g in zip(matrices, are_grouped, strict=True)]
+    units += [0] * (MAX_MATRICES - len(matrices))
+    blocks = [_GROUPED_ROWS if unit else block for unit in units]
     padded = [*matrices, *[matrices[0]] * (MAX_MATRICES - len(matrices))]
-    planes = [plane for matrix in padded for plane in kernel_planes(matrix)]
-    names = [matrix.type for matrix in padded]
-    widths = [matrix.scale_cols for matrix in padded]
-    are_pieced = all(name in PIECED for name in names)
-    programs = sum(-(-count // block) for count in rows)
+    planes = [
+        plane
+        for matrix, unit in zip(padded, units, strict=True)
+        for plane in (group_planes(matrix) if unit else kernel_planes(matrix))
+    ]
+    are_pieced = all(matrix.type in PIECED for matrix in matrices)
+    constants: dict[str, str | int] = {}
+    for i, matrix in enumerate(padded):
+        constants[f"TYPE_{i}"] = matrix.type if i < len(matrices) else ""
+        constants[f"SCALE_COLS_{i}"] = matrix.scale_cols
+        constants[f"UNIT_{i}"] = units[i]
+        constants[f"BN_{i}"] = blocks[i]
+    programs = sum(-(-count // size) for count, size in zip(rows, blocks, strict=True))
+    warps = _GROUPED_WARPS if any(units) else warps
     _matvec_kernel[(programs,)](
         *(y, x, *planes, *rows, y.stride(0), x.stride(0), tokens, rows[0] // groups),
         K=columns,
-        TYPE_0=names[0],
-        TYPE_1=names[1] if len(matrices) > 1 else "",
-        TYPE_2=names[2] if len(matrices) > 2 else "",
-        TYPE_3=names[3] if len(matrices) > 3 else "",
-        SCALE_COLS_0=widths[0],
-        SCALE_COLS_1=widths[1],
-        SCALE_COLS_2=widths[2],
-        SCALE_COLS_3=widths[3],
         HAS_GROUPS=groups > 1,
         BT=2 if tokens > 1 and are_pieced else 1,
-        BN=block,
-        BG=pieces,
+        BG=min(32 * warps, int(triton.next_power_of_2(-(-columns // 16)))),
+        WARPS=warps,
+        STAGES=1 if family.startswith("gfx") else 3,
         num_warps=warps,
-        num_stages=1,
+        **constants,
     )
 
 
@@ -88,9 +112,18 @@ def kernel_planes(matrix: DeviceMatrix) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return p0, p1, p2, p3
 
 
-def _rows_per_program(rows: int, group_rows: int) -> int:
-    """1, 2 or 4; a program stays within a group."""
+def _is_grouped(matrix: DeviceMatrix, family: str) -> bool:
+    """Whether `group_dots` computes the product of one token."""
+    if family.startswith("gfx") or unit_columns(matrix.type) == 0:
+        return False
+    return matrix.type != "Q8_0" or matrix.rows >= GROUPED_Q8_0_ROWS
+
+
+def _rows_per_program(rows: int, group_rows: int, tokens: int) -> int:
+    """1, 2, 4 or 8; a program stays within a group."""
     block = 1 if rows <= _ONE_ROW else 2 if rows <= _TWO_ROWS else 4
+    if rows > _FOUR_ROWS and tokens == 1:
+        block = 8
     while group_rows % block:
         block //= 2
     return block
@@ -150,42 +183,51 @@ def _matvec_kernel(
     SCALE_COLS_1: tl.constexpr,
     SCALE_COLS_2: tl.constexpr,
     SCALE_COLS_3: tl.constexpr,
+    UNIT_0: tl.constexpr,
+    UNIT_1: tl.constexpr,
+    UNIT_2: tl.constexpr,
+    UNIT_3: tl.constexpr,
+    BN_0: tl.constexpr,
+    BN_1: tl.constexpr,
+    BN_2: tl.constexpr,
+    BN_3: tl.constexpr,
     HAS_GROUPS: tl.constexpr,
     BT: tl.constexpr,
-    BN: tl.constexpr,
     BG: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     i = tl.program_id(0)
-    end_0 = tl.cdiv(rows_0, BN)
-    end_1 = end_0 + tl.cdiv(rows_1, BN)
-    end_2 = end_1 + tl.cdiv(rows_2, BN)
+    end_0 = tl.cdiv(rows_0, BN_0)
+    end_1 = end_0 + tl.cdiv(rows_1, BN_1)
+    end_2 = end_1 + tl.cdiv(rows_2, BN_2)
     if i < end_0:
-        row = i * BN
+        row = i * BN_0
         if HAS_GROUPS:
             x_ptr += (row // group_rows) * K
         _rows(
             *(y_ptr, x_ptr, a0, a1, a2, a3, row, rows_0, stride_y, stride_x, T),
-            *(K, TYPE_0, SCALE_COLS_0, BT, BN, BG),
+            *(K, TYPE_0, SCALE_COLS_0, UNIT_0, BT, BN_0, BG, WARPS, STAGES),
         )
     elif i < end_1:
         if TYPE_1 != "":
             y_1 = y_ptr + rows_0
             _rows(
-                *(y_1, x_ptr, b0, b1, b2, b3, (i - end_0) * BN, rows_1, stride_y, stride_x, T),
-                *(K, TYPE_1, SCALE_COLS_1, BT, BN, BG),
+                *(y_1, x_ptr, b0, b1, b2, b3, (i - end_0) * BN_1, rows_1, stride_y, stride_x, T),
+                *(K, TYPE_1, SCALE_COLS_1, UNIT_1, BT, BN_1, BG, WARPS, STAGES),
             )
     elif i < end_2:
         if TYPE_2 != "":
             y_2 = y_ptr + rows_0 + rows_1
             _rows(
-                *(y_2, x_ptr, c0, c1, c2, c3, (i - end_1) * BN, rows_2, stride_y, stride_x, T),
-                *(K, TYPE_2, SCALE_COLS_2, BT, BN, BG),
+                *(y_2, x_ptr, c0, c1, c2, c3, (i - end_1) * BN_2, rows_2, stride_y, stride_x, T),
+                *(K, TYPE_2, SCALE_COLS_2, UNIT_2, BT, BN_2, BG, WARPS, STAGES),
             )
     elif TYPE_3 != "":
         y_3 = y_ptr + rows_0 + rows_1 + rows_2
         _rows(
-            *(y_3, x_ptr, d0, d1, d2, d3, (i - end_2) * BN, rows_3, stride_y, stride_x, T),
-            *(K, TYPE_3, SCALE_COLS_3, BT, BN, BG),
+            *(y_3, x_ptr, d0, d1, d2, d3, (i - end_2) * BN_3, rows_3, stride_y, stride_x, T),
+            *(K, TYPE_3, SCALE_COLS_3, UNIT_3, BT, BN_3, BG, WARPS, STAGES),
         )
 
 
@@ -205,18 +247,31 @@ def _rows(
     K: tl.constexpr,
     TYPE: tl.constexpr,
     SCALE_COLS: tl.constexpr,
+    UNIT: tl.constexpr,
     BT: tl.constexpr,
     BN: tl.constexpr,
     BG: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Rows first .. first + BN - 1 of one matrix for every token."""
-    row = first.to(tl.int64)
     o_n = first + tl.arange(0, BN)
-    for i_t in range(0, T, BT):
-        y = row_dots(
-            *(x_ptr, stride_x, i_t, T, p0, p1, p2, p3, row, rows, K, TYPE, SCALE_COLS),
-            *(BT, BN, BG),
-        )  # [BT, BN]
-        o_t = i_t + tl.arange(0, BT)
-        mask = (o_t < T)[:, None] & (o_n < rows)[None, :]
-        tl.store(y_ptr + o_t.to(tl.int64)[:, None] * stride_y + o_n[None, :], y, mask=mask)
+    if UNIT > 0:
+        # A block of 256 columns, or four groups of 32, per warp and step.
+        BU: tl.constexpr = WARPS if UNIT == 256 else 4 * WARPS
+        row = tl.minimum(o_n, rows - 1).to(tl.int64)
+        acc = tl.zeros([BU, BN, 2], tl.float32)
+        for u0 in tl.range(0, K // UNIT, BU, num_stages=STAGES):
+            x, sums = vector_columns(x_ptr, 1.0, u0, K, TYPE, UNIT, BU)
+            acc = add_products(acc, x, sums, p0, p1, p2, p3, row, u0, K, TYPE, UNIT, BU, BN)
+        tl.store(y_ptr + o_n, total(acc, TYPE), mask=o_n < rows)
+    else:
+        row = first.to(tl.int64)
+        for i_t in range(0, T, BT):
+            y = row_dots(
+                *(x_ptr, stride_x, i_t, T, p0, p1, p2, p3, row, rows, K, TYPE, SCALE_COLS),
+                *(BT, BN, BG),
+            )  # [BT, BN]
+            o_t = i_t + tl.arange(0, BT)
+            mask = (o_t < T)[:, None] & (o_n < rows)[None, :]
+            tl.store(y_ptr + o_t.to(tl.int64)[:, None] * stride_y + o_n[None, :], y, mask=mask)

@@ -57,8 +57,8 @@ def table_of(name: str, device: torch.device) -> Tensor | None:
     """
     cpu = torch.device("cpu")
     if name in ("IQ2_XXS", "IQ2_XS", "IQ3_XXS"):
-        words: Tensor = iq_grid(name, cpu).half().view(torch.int64)
-        return words.squeeze(1).to(device)
+        words: Tensor = iq_grid(name, cpu).half().view(torch.int64).squeeze(1)
+        return words.to(device)
     if name == "IQ4_XS":
         byte = torch.arange(256)
         values = iq4_values(cpu)
@@ -70,7 +70,8 @@ def table_of(name: str, device: torch.device) -> Tensor | None:
 
 def _in_halves(codes: Tensor, per_word: int) -> Tensor:
     """Codes [n, e] with the even ones of each word before its odd ones."""
-    return codes.unflatten(1, (-1, per_word // 2, 2)).transpose(2, 3).flatten(1)
+    pairs: Tensor = codes.unflatten(1, (-1, per_word // 2, 2))
+    return pairs.transpose(2, 3).flatten(1)
 
 
 def _pack_nibbles(codes: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ def row_dots(
     BG: tl.constexpr,
 ):
     """Rows row .. row + BN - 1 (below last) times tokens i_t .. i_t + BT - 1: f32 [BT, BN]."""
-    HAS_PATH: tl.constexpr = TYPE == "Q8_0" or TYPE == "BF16" or TYPE == "F16" or TYPE == "F32"
+    # Triton has no sets.
+    IS_FLOAT: tl.constexpr = TYPE == "BF16" or TYPE == "F16" or TYPE == "F32"  # noqa: PLR1714
+    HAS_PATH: tl.constexpr = IS_FLOAT or TYPE == "Q8_0"
     if HAS_PATH:
         return _by_pieces(
             x_ptr, stride_x, i_t, T, p0, p1, row, last, K, TYPE, BT, BN, BG
@@ -68,6 +70,10 @@ def _by_pieces(
     a1 = a0
     a2 = a0
     a3 = a0
+    a4 = a0
+    a5 = a0
+    a6 = a0
+    a7 = a0
     for k0 in tl.static_range(0, K, BG * 16):
         m_piece = k0 + piece * 16 < K
         m_x = (o_t < T)[:, None, None] & (k0 + column < K)[None, :, :]
@@ -76,16 +82,28 @@ def _by_pieces(
         a0 += _piece(p0, p1, x, total, row, row < last, m_piece, k0, K, TYPE, BG)
         if BN >= 2:
             a1 += _piece(p0, p1, x, total, row + 1, row + 1 < last, m_piece, k0, K, TYPE, BG)
-        if BN == 4:
+        if BN >= 4:
             a2 += _piece(p0, p1, x, total, row + 2, row + 2 < last, m_piece, k0, K, TYPE, BG)
             a3 += _piece(p0, p1, x, total, row + 3, row + 3 < last, m_piece, k0, K, TYPE, BG)
+        if BN == 8:
+            a4 += _piece(p0, p1, x, total, row + 4, row + 4 < last, m_piece, k0, K, TYPE, BG)
+            a5 += _piece(p0, p1, x, total, row + 5, row + 5 < last, m_piece, k0, K, TYPE, BG)
+            a6 += _piece(p0, p1, x, total, row + 6, row + 6 < last, m_piece, k0, K, TYPE, BG)
+            a7 += _piece(p0, p1, x, total, row + 7, row + 7 < last, m_piece, k0, K, TYPE, BG)
     if BN == 1:
         return tl.sum(a0, 1)[:, None]
     elif BN == 2:
         return tl.sum(tl.join(a0, a1), 1)  # [BT, 2]
+    elif BN == 4:
+        return tl.sum(tl.reshape(_join4(a0, a1, a2, a3), (BT, BG, 4)), 1)
     else:
-        both = tl.join(tl.join(a0, a2), tl.join(a1, a3))  # [BT, BG, 2, 2]
-        return tl.sum(tl.reshape(both, (BT, BG, 4)), 1)
+        both = tl.join(_join4(a0, a2, a4, a6), _join4(a1, a3, a5, a7))
+        return tl.sum(tl.reshape(both, (BT, BG, 8)), 1)
+
+
+@triton.jit
+def _join4(a0, a1, a2, a3):
+    return tl.join(tl.join(a0, a2), tl.join(a1, a3))
 
 
 @triton.jit
