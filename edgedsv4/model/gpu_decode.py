@@ -7,6 +7,7 @@ timeline and replayed; where the device has no graphs, the same launches are iss
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ from edgedsv4.model.gpu_layer_state import LayerState, layer_state
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
+    from edgedsv4.kernels.gpu.planes import DeviceMatrix
     from edgedsv4.model.gpu_buffers import StepBuffers, StepPlace
     from edgedsv4.model.gpu_cache import GpuKvCache
     from edgedsv4.model.gpu_network import DeviceHyper, DeviceLayer, DeviceNetwork
@@ -131,7 +133,7 @@ class DecodeStep:
             constants=self._constants,
             work=self._work,
         )
-        matvec(buffers.logits, buffers.y, [network.head])
+        self._matvec(buffers.logits, buffers.y, [network.head])
         argmax(buffers.best, buffers.logits, self._best_work)
 
     def _hyper(self, hyper: DeviceHyper, norm: Tensor, o: Tensor | None) -> None:
@@ -153,7 +155,7 @@ class DecodeStep:
     def _attention(self, layer: DeviceLayer, state: LayerState) -> None:
         buffers, place, plan, config = self._buffers, self._place, layer.plan, self._config
         made = buffers.entrance[:, : layer.entrance.width]
-        matvec(made, buffers.x, layer.entrance.matrices)
+        self._matvec(made, buffers.x, layer.entrance.matrices)
         columns = layer.entrance.columns
         cos, sin = place.rotation(plan.rope)
         window_cos, window_sin = place.rotation(plan.rope, plan.ratio)
@@ -178,7 +180,7 @@ class DecodeStep:
         )
         prepare(buffers.qr, products, state.attention, positions)
         queries = buffers.queries[:, : layer.queries.width]
-        matvec(queries, buffers.qr, layer.queries.matrices)
+        self._matvec(queries, buffers.qr, layer.queries.matrices)
         q = queries[:, layer.queries.columns["q"]].view(1, config.num_heads, config.head_dim)
         self._finish(layer, queries, q, made, state)
         decode_attention(
@@ -196,8 +198,8 @@ class DecodeStep:
             partials=self._partials,
             family=self._family,
         )
-        matvec(buffers.grouped, buffers.attended, [layer.wo_a], groups=config.output_groups)
-        matvec(buffers.o, buffers.grouped, [layer.wo_b])
+        self._matvec(buffers.grouped, buffers.attended, [layer.wo_a], config.output_groups)
+        self._matvec(buffers.o, buffers.grouped, [layer.wo_b])
 
     def _finish(
         self, layer: DeviceLayer, queries: Tensor, q: Tensor, made: Tensor, state: LayerState
@@ -229,7 +231,7 @@ class DecodeStep:
 
     def _experts(self, layer: DeviceLayer) -> None:
         buffers, bank, plan = self._buffers, layer.experts, layer.plan
-        matvec(buffers.router, buffers.x, [layer.router])
+        self._matvec(buffers.router, buffers.x, [layer.router])
         route(
             buffers.expert_ids,
             buffers.expert_weights,
@@ -244,9 +246,17 @@ class DecodeStep:
             shared = (layer.shared_w1, layer.shared_w3)
         slots = buffers.expert_ids[0]
         limits = (plan.swiglu_limit, plan.shared_swiglu_limit)
-        expert_gate_up(buffers.inner, buffers.x, slots, (bank.w1, bank.w3), shared, limits)
+        gate_up, family = (bank.w1, bank.w3), self._family
+        expert_gate_up(buffers.inner, buffers.x, slots, gate_up, shared, limits, family=family)
         weights = buffers.expert_weights[0]
-        expert_down(buffers.o, buffers.inner, slots, weights, bank.w2, layer.shared_w2)
+        expert_down(
+            buffers.o, buffers.inner, slots, weights, bank.w2, layer.shared_w2, family=family
+        )
+
+    def _matvec(
+        self, y: Tensor, x: Tensor, matrices: Sequence[DeviceMatrix], groups: int = 1
+    ) -> None:
+        matvec(y, x, matrices, groups, family=self._family)
 
 
 def _has_graphs(device: torch.device) -> bool:

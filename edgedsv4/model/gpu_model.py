@@ -209,7 +209,7 @@ class GpuModel(Model):
         if y.shape[0] > _FEW_ROWS:
             return chunk.product(y, head)
         made = torch.empty((y.shape[0], head.rows), dtype=torch.float32, device=y.device)
-        matvec(made, y, [head])
+        matvec(made, y, [head], family=self._family)
         return made
 
     def _explain(self, streams: Tensor, start: int, count: int, logits: Tensor | None) -> None:

@@ -11,7 +11,9 @@ import gguf
 import pytest
 from capi.programs import HERE, POCKET, Library, Results, checks_in
 
+from edgedsv4.capi.bridge import lib, status_of
 from edgedsv4.capi.header import header_path
+from edgedsv4.errors import CapacityError
 
 SOURCE = HERE / "statuses.c"
 FAULTS = HERE / "faults.c"
@@ -78,3 +80,11 @@ def test_every_status_is_provoked() -> None:
     provoked = {name.split(".")[0] for name in [*checks_in(SOURCE), *checks_in(FAULTS)]}
     # INIT means that nothing runs; it has tests of its own.
     assert statuses - {"INIT"} <= provoked
+
+
+@pytest.mark.parametrize(
+    ("is_on_device", "expected"), [(False, "OUT_OF_MEMORY"), (True, "DEVICE_MEMORY")]
+)
+def test_full_memory_of_a_device_is_told_apart(is_on_device: bool, expected: str) -> None:
+    error = CapacityError("x", needed_bytes=2, available_bytes=1, is_on_device=is_on_device)
+    assert status_of(error) == getattr(lib, f"DSV4_ERR_{expected}")

@@ -70,7 +70,7 @@ def rope_tables(positions: Tensor, layer: Layer) -> RopeTable:
     return rope_table(positions, rope_frequencies(layer.rope, 1e4, None), torch.float32)
 
 
-def expected(  # noqa: PLR0917
+def expected(
     q: Tensor,
     positions: Tensor,
     sequence: Parts,

@@ -20,3 +20,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.gpu)
             if not HAVE_TRITON:
                 item.add_marker(pytest.mark.skip(reason="Triton is not installed"))
+
+
+if IS_INTERPRETED:
+    from triton.runtime import interpreter
+
+    # Looking for overflows of integers takes half of the time, and finds wanted ones of hashes.
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )

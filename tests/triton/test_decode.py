@@ -42,6 +42,24 @@ def _decode_rows(
     tl.store(out_ptr + tl.arange(0, BN)[:, None] * width + column[None, :], w)
 
 
+@triton.jit
+def _decode_whole(
+    out_ptr,
+    p0,
+    p1,
+    p2,
+    p3,
+    K: tl.constexpr,
+    TYPE: tl.constexpr,
+    BN: tl.constexpr,
+    SCALE_COLS: tl.constexpr,
+):
+    """out f32 [BN, K]: rows 0 .. BN - 1, K a power of two, without a mask."""
+    i_row = tl.arange(0, BN).to(tl.int64)
+    w = decode_tile(p0, p1, p2, p3, i_row, None, 0, K, TYPE, K, SCALE_COLS)
+    tl.store(out_ptr + tl.arange(0, BN)[:, None] * K + tl.arange(0, K)[None, :], w)
+
+
 def decoded(matrix: DeviceMatrix, row0: int, bn: int, bk: int) -> Tensor:
     """Rows row0 .. of a matrix by `decode_tile`; the padding is returned too."""
     steps = -(-matrix.cols // bk)
@@ -77,3 +95,13 @@ def test_all_values_of_codes_and_scales() -> None:
     scale = torch.tensor([[0, 127]], dtype=torch.uint8)
     weight = QuantMatrix(kind, 2, 256, data, scale)
     assert_same(decoded(device_matrix(weight, DEVICE), 0, 2, 256), dequantize(weight))
+
+
+@pytest.mark.parametrize("name", sorted(SUPPORTED))
+def test_a_whole_tile_needs_no_mask(name: str) -> None:
+    weight = random_weight(name, 2, 256)
+    matrix = device_matrix(weight, DEVICE)
+    out = torch.full((2, 256), torch.nan, device=DEVICE)
+    arguments = plane_arguments(matrix)
+    _decode_whole[(1,)](out, *arguments, K=256, TYPE=name, BN=2, SCALE_COLS=matrix.scale_cols)
+    assert_same(out.cpu(), dequantize(weight))

@@ -17,10 +17,10 @@ from edgedsv4.kernels.gpu.expert_matmul import (
     expert_ffn_chunk,
     expert_scratch,
     expert_scratch_bytes,
-    tile_width,
 )
 from edgedsv4.kernels.gpu.expert_sort import sort_pairs, tile_capacity
-from edgedsv4.kernels.gpu.planes import DeviceMatrix, empty_bank, fill_bank
+from edgedsv4.kernels.gpu.expert_tiling import tile_width
+from edgedsv4.kernels.gpu.planes import empty_bank, fill_bank
 from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize
 from edgedsv4.kernels.swiglu import swiglu_reference
 
@@ -103,9 +103,9 @@ def _inputs(tokens: int, k: int, slots: int, hidden: int, seed: int) -> tuple[Te
 
 CASES = {
     "one_token": (1, 2, 4, 64, 96, ("Q8_0", "Q8_0", "Q8_0"), 10.0),
-    "odd_sizes": (5, 3, 5, 160, 96, ("Q8_0", "BF16", "F16"), math.inf),
+    "odd_sizes": (5, 2, 4, 96, 96, ("Q8_0", "BF16", "F16"), math.inf),
     "tight_limit": (3, 2, 3, 64, 64, ("BF16", "F32", "Q8_0"), 0.5),
-    "more_than_a_tile": (24, 2, 2, 64, 64, ("Q8_0", "Q8_0", "BF16"), 10.0),
+    "more_than_a_tile": (18, 1, 1, 64, 64, ("Q8_0", "Q8_0", "BF16"), 10.0),
 }
 
 
@@ -120,3 +120,92 @@ def test_chunk_equals_sum_of_experts(case: str, precise: bool) -> None:
     got = _run(x, ids, weights, [w1, w3, w2], limit, precise=precise)
     ref = _reference(x, ids, weights, [w1, w3, w2], limit, precise=precise)
     assert_close(case, got, ref, None if precise else 3.3e-3)
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "down"),
+    [
+        ("IQ2_XXS", "IQ2_XXS", "BF16"),
+        ("MXFP4", "MXFP4", "Q2_K"),
+        ("Q4_K", "Q4_K", "BF16"),
+        ("Q6_K", "Q4_K", "BF16"),
+    ],
+)
+def test_types(gate: str, up: str, down: str) -> None:
+    width = 256 if down == "Q2_K" else 64
+    x, ids, weights = _inputs(2, 1, 2, 256, 5)
+    banks = [
+        _Bank(gate, 2, width, 256, 1),
+        _Bank(up, 2, width, 256, 10),
+        _Bank(down, 2, 256, width, 20),
+    ]
+    got = _run(x, ids, weights, banks, 10.0, precise=False)
+    assert_close(gate, got, _reference(x, ids, weights, banks, 10.0, precise=False), 3.3e-3)
+
+
+def test_slots_outside_of_the_bank_add_nothing() -> None:
+    x, ids, weights = _inputs(4, 2, 3, 64, 5)
+    banks = [_Bank("Q8_0", 3, 64, 64, seed) for seed in (1, 10, 20)]
+    ids[0, 1], ids[2, 0], ids[3] = -1, 3, -1
+    got = _run(x, ids, weights, banks, 10.0, precise=True)
+    assert_close("outside", got, _reference(x, ids, weights, banks, 10.0, precise=True))
+    assert not got[3].any()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_bad_numbers_show() -> None:
+    x, ids, weights = _inputs(3, 2, 3, 64, 5)
+    banks = [_Bank("Q8_0", 3, 64, 64, seed) for seed in (1, 10, 20)]
+    x[1, 7] = math.nan
+    got = _run(x, ids, weights, banks, 10.0, precise=False)
+    assert not got[1].isfinite().any()
+    assert got[[0, 2]].isfinite().all()
+
+
+def test_refuses_what_does_not_fit() -> None:
+    x, ids, weights = _inputs(2, 1, 2, 64, 5)
+    banks = [_Bank("Q8_0", 2, 64, 64, seed) for seed in (1, 10, 20)]
+    with pytest.raises(ShapeError, match="ids"):
+        _run(x, ids[:1], weights, banks, 10.0, precise=False)
+    w1, w3, w2 = (bank.matrix for bank in banks)
+    scratch = _scratch(x, ids, banks, precise=True)
+    inputs = (x.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE))
+    with pytest.raises(ShapeError, match="scratch"):
+        expert_ffn_chunk(torch.empty_like(inputs[0]), *inputs, w1, w3, w2, 10.0, scratch=scratch)
+
+
+@pytest.mark.parametrize(("tokens", "k", "slots", "width"), [(5, 2, 7, 16), (40, 6, 30, 16)])
+def test_sort_equals_a_stable_sort(tokens: int, k: int, slots: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(-1, slots + 1, (tokens, k), dtype=torch.int32, generator=generator)
+    order = torch.full((tokens * k,), -7, dtype=torch.int32, device=DEVICE)
+    bounds = torch.full((2, slots), -7, dtype=torch.int32, device=DEVICE)
+    capacity = tile_capacity(tokens * k, slots, width)
+    tiles = torch.full((2, capacity), -7, dtype=torch.int32, device=DEVICE)
+    sort_pairs(order, bounds, tiles, ids.to(DEVICE), width)
+    flat, expected, cut = ids.flatten(), [], []
+    for slot in range(slots):
+        own = (flat == slot).nonzero().flatten().tolist()
+        assert bounds[:, slot].tolist() == [len(expected), len(expected) + len(own)]
+        cut += [(slot, len(expected) + start) for start in range(0, len(own), width)]
+        expected += own
+    assert order[: len(expected)].tolist() == expected
+    assert list(zip(*tiles[:, : len(cut)].tolist(), strict=True)) == cut
+    assert (tiles[0, len(cut) :] == -1).all()
+
+
+def test_tiles_are_as_wide_as_experts_have_tokens() -> None:
+    assert [tile_width(6 * tokens, 256) for tokens in (1, 512, 1024, 2048, 4096, 65536)] == [
+        16,
+        16,
+        32,
+        64,
+        128,
+        128,
+    ]
+
+
+def test_scratch_bytes_are_those_of_the_scratch() -> None:
+    made = expert_scratch(3, 2, 4, 64, 96, device=torch.device("cpu"), precise=True)
+    parts = (made.x, made.order, made.bounds, made.tiles, made.hidden, made.outputs)
+    assert expert_scratch_bytes(3, 2, 4, 64, 96, precise=True) == sum(p.nbytes for p in parts)

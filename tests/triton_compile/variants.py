@@ -35,7 +35,12 @@ def module_variants(module: str, target: str) -> dict[str, Variant]:
     """Variants of one module's cases, by the digest of the launch, in order of launch."""
     found: dict[str, Variant] = {}
     for name, call in module_cases(module, target):
-        for launch in record(target, call):
+        try:
+            launches = record(target, call)
+        except Exception as error:
+            error.add_note(f"in the case {name!r} of {module} for {target}")
+            raise
+        for launch in launches:
             found.setdefault(launch.digest, Variant(launch)).cases.append(name)
     return found
 

@@ -135,15 +135,14 @@ def load_tile(
     """
     if FORMAT == "fp8":
         return _load_fp8_tile(data_ptr, scale_ptr, row, valid, 0, D, R, BH, NATIVE)
+    elif FORMAT == "f32":
+        return _load_pairs(data_ptr + row * D, valid, D, BH)
     else:
-        if FORMAT == "f32":
-            return _load_pairs(data_ptr + row * D, valid, D, BH)
-        else:
-            i_pair = tl.arange(0, BH)
-            inside = valid[:, None] & (i_pair < D // 2)[None, :]  # [BK, BH]
-            at = data_ptr.to(tl.pointer_type(tl.uint32)) + (row * (D // 2))[:, None]
-            b_word = tl.load(at + i_pair[None, :], mask=inside, other=0)
-            return _low_bf16(b_word), _low_bf16(b_word >> 16)
+        i_pair = tl.arange(0, BH)
+        inside = valid[:, None] & (i_pair < D // 2)[None, :]  # [BK, BH]
+        at = data_ptr.to(tl.pointer_type(tl.uint32)) + (row * (D // 2))[:, None]
+        b_word = tl.load(at + i_pair[None, :], mask=inside, other=0)
+        return _low_bf16(b_word), _low_bf16(b_word >> 16)
 
 
 @triton.jit

@@ -1,5 +1,7 @@
-"""Routed experts of a chunk: out[t] = sum_j weights[t, j] W2_e h, h = silu(min(W1_e x_t, limit)) *
-clamp(W3_e x_t, -limit, limit), e = ids[t, j].
+"""Routed experts of a chunk.
+
+out[t] = sum_j weights[t, j] W2_e h, h = silu(min(W1_e x_t, limit)) clamp(W3_e x_t, -limit, limit),
+where e = ids[t, j].
 
 Pairs (token, expert) are sorted by expert; a program multiplies some rows of one expert with a tile
 of its tokens. The weights are decoded in registers and are the left operand, so that an expert with
@@ -18,17 +20,19 @@ from torch import Tensor
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.common import dot_acc, to_bf16
-from edgedsv4.kernels.gpu.decode import decode_tile
+from edgedsv4.kernels.gpu.decode_product import PRODUCT_TYPES, product_tile
 from edgedsv4.kernels.gpu.expert_sort import sort_pairs, tile_capacity
-from edgedsv4.kernels.gpu.matmul import column_block
+from edgedsv4.kernels.gpu.expert_tiling import WIDTHS, Tiling, is_pair, tile_width, tilings
+from edgedsv4.kernels.gpu.fragments import (
+    pack_activations,
+    padded,
+    position_of,
+    weights_in_positions,
+)
 from edgedsv4.kernels.gpu.planes import plane_arguments
 
 if TYPE_CHECKING:
     from edgedsv4.kernels.gpu.planes import DeviceMatrix
-
-_WIDTHS = (16, 32, 64, 128)
-_ROWS = 64
-_CONVERT_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +40,7 @@ class ExpertScratch:
     """Working memory of `expert_ffn_chunk` for up to a number of tokens."""
 
     x: Tensor
-    """[T, D], bf16 or f32: the input as it is multiplied."""
+    """[T, padded(D)], bf16 or f32: the input, columns in the order of `fragments`."""
     order: Tensor
     """int32 [T * k], see `expert_sort`."""
     bounds: Tensor
@@ -44,7 +48,7 @@ class ExpertScratch:
     tiles: Tensor
     """int32 [2 * capacity] for the narrowest tiles."""
     hidden: Tensor
-    """[T * k, F], bf16 or f32, in sorted order."""
+    """[T * k, padded(F)], bf16 or f32: rows in sorted order, columns in that of `fragments`."""
     outputs: Tensor
     """[T * k, D], bf16 or f32, in the order of the pairs."""
 
@@ -70,11 +74,11 @@ def expert_scratch(
         return torch.empty(shape, dtype=dtype, device=device)
 
     return ExpertScratch(
-        x=empty(tokens, hidden, dtype=dtype),
+        x=empty(tokens, padded(hidden), dtype=dtype),
         order=empty(pairs),
         bounds=empty(2 * slots),
-        tiles=empty(2 * tile_capacity(pairs, slots, _WIDTHS[0])),
-        hidden=empty(pairs, width, dtype=dtype),
+        tiles=empty(2 * tile_capacity(pairs, slots, WIDTHS[0])),
+        hidden=empty(pairs, padded(width), dtype=dtype),
         outputs=empty(pairs, hidden, dtype=dtype),
     )
 
@@ -88,12 +92,6 @@ def expert_scratch_bytes(
     )
     parts = (made.x, made.order, made.bounds, made.tiles, made.hidden, made.outputs)
     return sum(part.numel() * part.element_size() for part in parts)
-
-
-def tile_width(pairs: int, slots: int) -> int:
-    """Pairs per tile: the least width that holds 1.25 times an average slot's pairs."""
-    wanted = 5 * pairs // (4 * max(1, slots))
-    return next((width for width in _WIDTHS if width >= wanted), _WIDTHS[-1])
 
 
 def expert_ffn_chunk(
@@ -130,26 +128,31 @@ def expert_ffn_chunk(
     slots = _check(out, x, ids, weights, (w1, w3, w2), scratch, precise)
     if tokens == 0:
         return
-    pairs = ids.numel()
-    block = tile_width(pairs, slots)
+    gate_up, down = tilings((w1, w3, w2), precise)
+    pairs, k = ids.numel(), ids.shape[1]
+    block = tile_width(pairs, slots, min(max(gate_up), max(down)))
     capacity = tile_capacity(pairs, slots, block)
     tiles = scratch.tiles[: 2 * capacity].view(2, capacity)
     bounds = scratch.bounds[: 2 * slots].view(2, slots)
-    if x.dtype != scratch.x.dtype:
-        grid = (triton.cdiv(x.numel(), _CONVERT_BLOCK),)
-        _convert_kernel[grid](scratch.x, x, x.numel(), BLOCK=_CONVERT_BLOCK, num_warps=4)
-        x = scratch.x
+    pack_activations(scratch.x, x)
     sort_pairs(scratch.order, bounds, tiles, ids, block)
-    sorting = (scratch.order, bounds, tiles, capacity, slots)
-    _launch_gate_up(scratch.hidden, x, sorting, (w1, w3), limit, ids.shape[1], block)
-    _launch_down(scratch.outputs, scratch.hidden, sorting, w2, block)
-    block_d = min(1024, triton.next_power_of_2(hidden))
-    _sum_kernel[(tokens, triton.cdiv(hidden, block_d))](
-        out, scratch.outputs, ids, weights, hidden, slots, K=ids.shape[1], BLOCK=block_d
+    _launch_gate_up(scratch, tiles, bounds, (w1, w3), gate_up[block], limit=limit, k=k, block=block)
+    _launch_down(scratch, tiles, bounds, w2, down[block], block=block)
+    columns = min(1024, triton.next_power_of_2(hidden))
+    _sum_kernel[(tokens, triton.cdiv(hidden, columns))](
+        out, scratch.outputs, ids, weights, hidden, slots, K=k, BLOCK=columns, num_warps=4
     )
 
 
-def _check(out, x, ids, weights, banks, scratch, precise) -> int:
+def _check(
+    out: Tensor,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    banks: tuple[DeviceMatrix, ...],
+    scratch: ExpertScratch,
+    precise: bool,
+) -> int:
     """Number of slots of the banks."""
     w1, w3, w2 = banks
     tokens, hidden = x.shape
@@ -168,9 +171,13 @@ def _check(out, x, ids, weights, banks, scratch, precise) -> int:
         raise ShapeError("expert_ffn_chunk: out, x, ids and weights must be contiguous")
     pairs = ids.numel()
     dtype = torch.float32 if precise else torch.bfloat16
-    has_room = len(scratch.x) >= tokens and scratch.x.shape[1] == hidden
-    has_room = has_room and len(scratch.hidden) >= pairs and scratch.hidden.shape[1] == width
+    has_room = len(scratch.x) >= tokens and scratch.x.shape[1] == padded(hidden)
+    has_room = (
+        has_room and len(scratch.hidden) >= pairs and scratch.hidden.shape[1] == padded(width)
+    )
     has_room = has_room and scratch.bounds.numel() >= 2 * slots and scratch.hidden.dtype == dtype
+    if scratch.x.numel() >= 1 << 31 or scratch.hidden.numel() >= 1 << 31:
+        raise ShapeError("expert_ffn_chunk: the chunk is too long for 32-bit offsets")
     if not has_room:
         raise ShapeError(
             f"expert_ffn_chunk: scratch for {dtype} and {pairs} pairs of {slots} slots is needed,"
@@ -180,16 +187,26 @@ def _check(out, x, ids, weights, banks, scratch, precise) -> int:
     return slots
 
 
-def _launch_gate_up(hidden, x, sorting, banks, limit, k, block) -> None:
-    order, bounds, tiles, capacity, slots = sorting
+def _launch_gate_up(
+    scratch: ExpertScratch,
+    tiles: Tensor,
+    bounds: Tensor,
+    banks: tuple[DeviceMatrix, DeviceMatrix],
+    tiling: Tiling,
+    *,
+    limit: float,
+    k: int,
+    block: int,
+) -> None:
     w1, w3 = banks
-    width = w1.rows // slots
-    columns = max(column_block(w1.type), column_block(w3.type))
-    grid = (triton.cdiv(width, _ROWS), capacity)
-    _gate_up_kernel[grid](
-        hidden,
-        x,
-        order,
+    slots, capacity = bounds.shape[1], tiles.shape[1]
+    stride_hidden_row = scratch.hidden.shape[1]
+    is_precise = scratch.hidden.dtype == torch.float32
+    kernel = _gate_up_kernel if is_pair(w1, w3) and not is_precise else _gate_then_up_kernel
+    kernel[(triton.cdiv(stride_hidden_row, tiling.rows), capacity)](
+        scratch.hidden,
+        scratch.x,
+        scratch.order,
         bounds,
         tiles,
         *plane_arguments(w1),
@@ -198,68 +215,159 @@ def _launch_gate_up(hidden, x, sorting, banks, limit, k, block) -> None:
         slots,
         capacity,
         k,
-        w1.cols,
-        width,
+        scratch.x.shape[1],
+        stride_hidden_row,
+        D=w1.cols,
+        F=w1.rows // slots,
         TYPE1=w1.type,
         SCALE1=w1.scale_cols,
         TYPE3=w3.type,
         SCALE3=w3.scale_cols,
-        PRECISE=hidden.dtype == torch.float32,
-        BR=_ROWS,
-        BK=columns,
+        PRECISE=is_precise,
+        BR=tiling.rows,
+        BK=_columns(tiling, w1, w3),
         BT=block,
-        num_warps=4,
-        num_stages=3,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
     )
 
 
-def _launch_down(outputs, hidden, sorting, w2, block) -> None:
-    order, bounds, tiles, capacity, slots = sorting
+def _launch_down(
+    scratch: ExpertScratch,
+    tiles: Tensor,
+    bounds: Tensor,
+    w2: DeviceMatrix,
+    tiling: Tiling,
+    *,
+    block: int,
+) -> None:
+    slots, capacity = bounds.shape[1], tiles.shape[1]
     rows = w2.rows // slots
-    grid = (triton.cdiv(rows, _ROWS), capacity)
-    _down_kernel[grid](
-        outputs,
-        hidden,
-        order,
+    _down_kernel[(triton.cdiv(rows, tiling.rows), capacity)](
+        scratch.outputs,
+        scratch.hidden,
+        scratch.order,
         bounds,
         tiles,
         *plane_arguments(w2),
         slots,
         capacity,
-        w2.cols,
-        rows,
+        scratch.hidden.shape[1],
+        D=rows,
+        F=w2.cols,
         TYPE=w2.type,
         SCALE=w2.scale_cols,
-        PRECISE=hidden.dtype == torch.float32,
-        BR=_ROWS,
-        BK=column_block(w2.type),
+        PRECISE=scratch.hidden.dtype == torch.float32,
+        BR=tiling.rows,
+        BK=_columns(tiling, w2),
         BT=block,
-        num_warps=4,
-        num_stages=3,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
     )
 
 
-@triton.jit
-def _convert_kernel(y_ptr, x_ptr, n, BLOCK: tl.constexpr):
-    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + o, mask=o < n, other=0.0)
-    if y_ptr.dtype.element_ty == tl.bfloat16:
-        tl.store(y_ptr + o, to_bf16(x.to(tl.float32)), mask=o < n)
-    else:
-        tl.store(y_ptr + o, x.to(tl.float32), mask=o < n)
+def _columns(tiling: Tiling, *matrices: DeviceMatrix) -> int:
+    """Columns per tile: at least 256 where a type is decoded so."""
+    is_narrow = all(matrix.type in PRODUCT_TYPES for matrix in matrices)
+    return tiling.columns if is_narrow else 256
 
 
 @triton.jit
 def _multiply(acc, w, x, PRECISE: tl.constexpr):
-    """acc + w x: weights f32 [BR, BK], activations [BK, BT]."""
+    """The sum acc + w x: weights f32 [BR, BK] by column, activations [BK, BT] by position."""
     if PRECISE:
-        return tl.dot(w, x, acc, input_precision="ieee")
+        return tl.dot(weights_in_positions(w), x, acc, input_precision="ieee")
     else:
-        return dot_acc(to_bf16(w), x, acc)
+        return dot_acc(weights_in_positions(to_bf16(w)), x, acc)
 
 
 @triton.jit
+def _places(tiles_ptr, bounds_ptr, slot, slots, capacity, BT: tl.constexpr):
+    """Positions of the pairs of this program's tile in the sorted order, and which there are."""
+    o_place = tl.load(tiles_ptr + capacity + tl.program_id(1)) + tl.arange(0, BT)
+    return o_place, o_place < tl.load(bounds_ptr + slots + slot)
+
+
+@triton.jit
+def _store_hidden(
+    hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row, PRECISE: tl.constexpr
+):
+    """SwiGLU of two [BR, BT]; rows past F are zero, as their weights are."""
+    gate = tl.where(gate > limit, limit, gate)  # a NaN stays
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    h = gate / (1.0 + tl.exp(-gate)) * up
+    if not PRECISE:
+        h = to_bf16(h)
+    o_hidden = o_place.to(tl.int64)[None, :] * stride_hidden_row + position_of(o_row)[:, None]
+    mask = (o_row < stride_hidden_row)[:, None] & m_place[None, :]
+    tl.store(hidden_ptr + o_hidden, h, mask=mask)
+
+
+# Long for its planes: the rows of both matrices are one operand, and each pair meets in a thread.
+@triton.jit
 def _gate_up_kernel(
+    hidden_ptr,
+    x_ptr,
+    order_ptr,
+    bounds_ptr,
+    tiles_ptr,
+    a0,
+    a1,
+    a2,
+    a3,
+    b0,
+    b1,
+    b2,
+    b3,  # noqa: ARG001 - arguments are those of `_gate_then_up_kernel`
+    limit,
+    slots,
+    capacity,
+    k,
+    stride_x_row,
+    stride_hidden_row,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    TYPE1: tl.constexpr,
+    SCALE1: tl.constexpr,
+    TYPE3: tl.constexpr,  # noqa: ARG001
+    SCALE3: tl.constexpr,  # noqa: ARG001
+    PRECISE: tl.constexpr,
+    BR: tl.constexpr,
+    BK: tl.constexpr,
+    BT: tl.constexpr,
+):
+    """BR rows of w1 and of w3 of one slot, of one type, with BT of its pairs.
+
+    Of 16 rows of the operand the first 8 are of w1, the others the same ones of w3: a matrix unit
+    keeps rows r and r + 8 of its result in one thread.
+    """
+    slot = tl.load(tiles_ptr + tl.program_id(1))
+    if slot < 0:
+        return
+    o_place, m_place = _places(tiles_ptr, bounds_ptr, slot, slots, capacity, BT)
+    token = tl.load(order_ptr + o_place, mask=m_place, other=0) // k  # [BT]
+    o = tl.arange(0, 2 * BR)
+    is_up = o // 8 % 2 == 1
+    o_row = tl.program_id(0) * BR + o // 16 * 8 + o % 8  # [2 BR]
+    row = slot.to(tl.int64) * F + o_row
+    p0 = tl.where(is_up, b0, a0)[:, None]
+    p1 = tl.where(is_up, b1, a1)[:, None]
+    p2 = tl.where(is_up, b2, a2)[:, None]
+    o_x = token[None, :] * stride_x_row + tl.arange(0, BK)[:, None]  # [BK, BT]
+    acc = tl.zeros([2 * BR, BT], tl.float32)
+    for k0 in range(0, D, BK):
+        x = tl.load(x_ptr + k0 + o_x, mask=m_place[None, :], other=0.0)
+        w = product_tile(p0, p1, p2, a3, row, o_row < F, k0, D, TYPE1, BK, SCALE1)  # [2 BR, BK]
+        acc = _multiply(acc, w, x, PRECISE)
+    acc = tl.permute(tl.reshape(acc, (BR // 8, 2, 8, BT)), (0, 2, 3, 1))
+    gate, up = tl.split(tl.reshape(acc, (BR, BT, 2)))
+    o_row = tl.program_id(0) * BR + tl.arange(0, BR)
+    _store_hidden(hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row, PRECISE)
+
+
+# Long for its planes.
+@triton.jit
+def _gate_then_up_kernel(
     hidden_ptr,
     x_ptr,
     order_ptr,
@@ -277,8 +385,10 @@ def _gate_up_kernel(
     slots,
     capacity,
     k,
-    D,
-    F,
+    stride_x_row,
+    stride_hidden_row,
+    D: tl.constexpr,
+    F: tl.constexpr,
     TYPE1: tl.constexpr,
     SCALE1: tl.constexpr,
     TYPE3: tl.constexpr,
@@ -288,33 +398,25 @@ def _gate_up_kernel(
     BK: tl.constexpr,
     BT: tl.constexpr,
 ):
-    """BR rows of w1 and of w3 of one slot with BT of its pairs (longer than a screen: two banks)."""
+    """As `_gate_up_kernel` for any types: BR rows of w1, then of w3, for each tile of columns."""
     slot = tl.load(tiles_ptr + tl.program_id(1))
     if slot < 0:
         return
-    o_place = tl.load(tiles_ptr + capacity + tl.program_id(1)) + tl.arange(0, BT)  # [BT]
-    m_place = o_place < tl.load(bounds_ptr + slots + slot)
-    token = tl.load(order_ptr + o_place, mask=m_place, other=0) // k
+    o_place, m_place = _places(tiles_ptr, bounds_ptr, slot, slots, capacity, BT)
+    token = tl.load(order_ptr + o_place, mask=m_place, other=0) // k  # [BT]
     o_row = tl.program_id(0) * BR + tl.arange(0, BR)  # [BR]
     m_row = o_row < F
     row = slot.to(tl.int64) * F + o_row
-    o_k = tl.arange(0, BK)
-    x_ptrs = x_ptr + token.to(tl.int64)[None, :] * D + o_k[:, None]  # [BK, BT]
+    o_x = token[None, :] * stride_x_row + tl.arange(0, BK)[:, None]  # [BK, BT]
     gate = tl.zeros([BR, BT], tl.float32)
     up = tl.zeros([BR, BT], tl.float32)
     for k0 in range(0, D, BK):
-        x = tl.load(x_ptrs + k0, mask=m_place[None, :] & (k0 + o_k < D)[:, None], other=0.0)
-        w = decode_tile(a0, a1, a2, a3, row, m_row, k0, D, TYPE1, BK, SCALE1)  # [BR, BK]
+        x = tl.load(x_ptr + k0 + o_x, mask=m_place[None, :], other=0.0)
+        w = product_tile(a0, a1, a2, a3, row, m_row, k0, D, TYPE1, BK, SCALE1)  # [BR, BK]
         gate = _multiply(gate, w, x, PRECISE)
-        w = decode_tile(b0, b1, b2, b3, row, m_row, k0, D, TYPE3, BK, SCALE3)
+        w = product_tile(b0, b1, b2, b3, row, m_row, k0, D, TYPE3, BK, SCALE3)
         up = _multiply(up, w, x, PRECISE)
-    gate = tl.where(gate > limit, limit, gate)  # a NaN stays
-    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    h = gate / (1.0 + tl.exp(-gate)) * up
-    if not PRECISE:
-        h = to_bf16(h)
-    o_hidden = o_place.to(tl.int64)[None, :] * F + o_row[:, None]  # [BR, BT]
-    tl.store(hidden_ptr + o_hidden, h, mask=m_row[:, None] & m_place[None, :])
+    _store_hidden(hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row, PRECISE)
 
 
 @triton.jit
@@ -330,8 +432,9 @@ def _down_kernel(
     a3,
     slots,
     capacity,
-    F,
-    D,
+    stride_hidden_row,
+    D: tl.constexpr,
+    F: tl.constexpr,
     TYPE: tl.constexpr,
     SCALE: tl.constexpr,
     PRECISE: tl.constexpr,
@@ -343,18 +446,16 @@ def _down_kernel(
     slot = tl.load(tiles_ptr + tl.program_id(1))
     if slot < 0:
         return
-    o_place = tl.load(tiles_ptr + capacity + tl.program_id(1)) + tl.arange(0, BT)  # [BT]
-    m_place = o_place < tl.load(bounds_ptr + slots + slot)
-    pair = tl.load(order_ptr + o_place, mask=m_place, other=0)
+    o_place, m_place = _places(tiles_ptr, bounds_ptr, slot, slots, capacity, BT)
+    pair = tl.load(order_ptr + o_place, mask=m_place, other=0)  # [BT]
     o_row = tl.program_id(0) * BR + tl.arange(0, BR)  # [BR]
     m_row = o_row < D
     row = slot.to(tl.int64) * D + o_row
-    o_k = tl.arange(0, BK)
-    h_ptrs = hidden_ptr + o_place.to(tl.int64)[None, :] * F + o_k[:, None]  # [BK, BT]
+    o_h = o_place[None, :] * stride_hidden_row + tl.arange(0, BK)[:, None]  # [BK, BT]
     acc = tl.zeros([BR, BT], tl.float32)
     for k0 in range(0, F, BK):
-        h = tl.load(h_ptrs + k0, mask=m_place[None, :] & (k0 + o_k < F)[:, None], other=0.0)
-        w = decode_tile(a0, a1, a2, a3, row, m_row, k0, F, TYPE, BK, SCALE)  # [BR, BK]
+        h = tl.load(hidden_ptr + k0 + o_h, mask=m_place[None, :], other=0.0)
+        w = product_tile(a0, a1, a2, a3, row, m_row, k0, F, TYPE, BK, SCALE)  # [BR, BK]
         acc = _multiply(acc, w, h, PRECISE)
     if not PRECISE:
         acc = to_bf16(acc)

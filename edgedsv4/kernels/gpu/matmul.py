@@ -23,6 +23,8 @@ from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.common import dot_acc, to_bf16
 from edgedsv4.kernels.gpu.decode import decode_tile
+from edgedsv4.kernels.gpu.decode_product import PRODUCT_TYPES, product_tile
+from edgedsv4.kernels.gpu.fragments import in_positions, matrix_unit, weights_in_positions
 from edgedsv4.kernels.gpu.planes import plane_arguments
 
 if TYPE_CHECKING:
@@ -31,13 +33,16 @@ if TYPE_CHECKING:
 FUSED_TOKENS = 128
 """Most tokens that are multiplied with weights decoded in registers, where there is a BLAS."""
 
-# Types with scales for at most 64 columns; others are decoded in blocks of 256.
-_NARROW_TYPES = frozenset(("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4", "NVFP4", "FP8_E4M3"))
-_COLUMNS = 64
-_WIDE_COLUMNS = 256
-_WIDTHS = (16, 32, 64, 128)
-_ROWS = 64
+# Rows per program and warps, by tokens per tile: without and with wgmma, and in f32. Products of
+# two parts, and types that are not in `PRODUCT_TYPES`, need more registers.
+_SHAPES = {16: (32, 4), 32: (32, 8)}
+_LARGE_SHAPES = {16: (32, 8)}
+_WGMMA_SHAPES = {16: (64, 4), 32: (64, 4), 64: (64, 4)}
+_LARGE_WGMMA_SHAPES = {16: (64, 4)}
+_GENERAL_SHAPES = {16: (32, 8), 32: (32, 8)}
+_PRECISE_SHAPES = {16: (16, 8)}
 # Programs that a product is split into: two for each processor of a large GPU.
+_LARGEST_ROWS = 64
 _PROGRAMS = 256
 _LEAST_COLUMNS = 512
 # Decoded weights at a time: they stay in the cache of a large GPU until they are multiplied.
@@ -107,7 +112,7 @@ def matmul_scratch_bytes(
         wide: as for `matmul`.
     """
     fused_tokens = tokens if _is_fused(tokens, device) else FUSED_TOKENS
-    splits = _splits(1, matrix, groups)
+    splits = _splits(matrix, groups)
     fused = 4 * splits * fused_tokens * matrix.rows if splits > 1 else 0
     if fused_tokens == tokens:
         return fused
@@ -133,15 +138,20 @@ def _is_fused(tokens: int, device: torch.device) -> bool:
     return tokens <= FUSED_TOKENS or not has_blas
 
 
-def _block(tokens: int) -> int:
-    """Tokens per tile."""
-    return next((width for width in _WIDTHS if width >= tokens), _WIDTHS[-1])
+def _shapes(type_name: str, precise: bool, wide: bool) -> dict[int, tuple[int, int]]:
+    """Rows per program and warps, by tokens per tile."""
+    if precise:
+        return _PRECISE_SHAPES
+    if type_name not in PRODUCT_TYPES:
+        return _LARGE_SHAPES if wide else _GENERAL_SHAPES
+    if matrix_unit() == "wgmma":
+        return _LARGE_WGMMA_SHAPES if wide else _WGMMA_SHAPES
+    return _LARGE_SHAPES if wide else _SHAPES
 
 
-def _splits(tokens: int, matrix: DeviceMatrix, groups: int) -> int:
+def _splits(matrix: DeviceMatrix, groups: int) -> int:
     """Parts of the columns, so that there are programs for the whole GPU."""
-    tiles = triton.cdiv(matrix.rows // groups, _ROWS) * groups
-    tiles *= triton.cdiv(tokens, _block(tokens))
+    tiles = -(-(matrix.rows // groups) // _LARGEST_ROWS) * groups
     return max(1, min(_PROGRAMS // max(1, tiles), matrix.cols // _LEAST_COLUMNS))
 
 
@@ -149,7 +159,9 @@ def _fused(product: _Product, scratch: Tensor | None) -> None:
     """One launch, or two where the columns are split."""
     y, x, matrix, groups = product.y, product.x, product.matrix, product.groups
     tokens, rows = y.shape
-    block, splits = _block(tokens), _splits(tokens, matrix, groups)
+    shapes = _shapes(matrix.type, product.precise, product.wide)
+    block = next((width for width in shapes if width >= tokens), max(shapes))
+    splits = _splits(matrix, groups)
     columns = column_block(matrix.type)
     span = triton.cdiv(triton.cdiv(matrix.cols, splits), columns) * columns
     target, strides = y, (0, y.stride(0))
@@ -157,30 +169,32 @@ def _fused(product: _Product, scratch: Tensor | None) -> None:
         count = splits * tokens * rows
         target = _piece(scratch, 0, count, torch.float32)
         strides = (tokens * rows, rows)
-    grid = (triton.cdiv(rows // groups, _ROWS) * groups, triton.cdiv(tokens, block), splits)
+    height, warps = shapes[block]
+    grid = (triton.cdiv(rows // groups, height) * groups, triton.cdiv(tokens, block), splits)
     _fused_kernel[grid](
         target,
         x,
         *plane_arguments(matrix),
         tokens,
         rows // groups,
-        matrix.cols,
         span,
         *strides,
         x.stride(0),
+        K=matrix.cols,
         TYPE=matrix.type,
         SCALE=matrix.scale_cols,
         PRECISE=product.precise,
         WIDE=product.wide,
-        BR=_ROWS,
+        BR=height,
         BK=columns,
         BT=block,
-        num_warps=4,
+        num_warps=warps,
         num_stages=2,
     )
     if splits > 1:
-        grid = (tokens, triton.cdiv(rows, _ADD_BLOCK))
-        _add_kernel[grid](y, target, tokens, rows, y.stride(0), SPLITS=splits, BLOCK=_ADD_BLOCK)
+        _add_kernel[(tokens, triton.cdiv(rows, _ADD_BLOCK))](
+            y, target, tokens, rows, y.stride(0), SPLITS=splits, BLOCK=_ADD_BLOCK
+        )
 
 
 def _piece(scratch: Tensor | None, start: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -194,7 +208,7 @@ def _piece(scratch: Tensor | None, start: int, count: int, dtype: torch.dtype) -
 
 def column_block(type_name: str) -> int:
     """Columns that are decoded at a time."""
-    return _COLUMNS if type_name in _NARROW_TYPES else _WIDE_COLUMNS
+    return 128 if type_name in PRODUCT_TYPES else 256
 
 
 def _parts(matrix: DeviceMatrix, precise: bool, wide: bool) -> int:
@@ -238,7 +252,7 @@ def _decoded(product: _Product, scratch: Tensor | None) -> None:
 
 
 def _operand(product: _Product, parts: int, scratch: Tensor | None) -> tuple[Tensor, int]:
-    """x as it is multiplied, [T, groups, parts * K], and the bytes of scratch that it takes."""
+    """Activations as multiplied, [T, groups, parts * K], and the bytes of scratch they take."""
     x, groups, columns = product.x, product.groups, product.matrix.cols
     dtype = torch.float32 if product.precise else torch.bfloat16
     if parts == 1 and x.dtype == dtype:
@@ -286,7 +300,7 @@ def _decoded_rows(
 
 
 def _multiply(y: Tensor, a: Tensor, b: Tensor) -> None:
-    """y = a b by the library, in the precision of the operands, or f32 of bf16 ones."""
+    """Product y = a b by the library, in the precision of the operands, or f32 of bf16 ones."""
     product = torch.mm if a.dim() == 2 else torch.bmm
     if a.is_cuda and y.dtype == a.dtype:
         product(a, b, out=y)
@@ -306,11 +320,11 @@ def _fused_kernel(
     p3,
     tokens,
     R,
-    K,
     span,
     stride_y_split,
     stride_y_row,
     stride_x_row,
+    K: tl.constexpr,
     TYPE: tl.constexpr,
     SCALE: tl.constexpr,
     PRECISE: tl.constexpr,
@@ -333,11 +347,12 @@ def _fused_kernel(
     acc = tl.zeros([BR, BT], tl.float32)
     for k0 in range(first, tl.minimum(first + span, K), BK):
         x = tl.load(x_ptrs + k0, mask=m_token[None, :] & (k0 + o_k < K)[:, None], other=0.0)
-        w = decode_tile(p0, p1, p2, p3, row, m_row, k0, K, TYPE, BK, SCALE)  # [BR, BK]
+        x = in_positions(x.to(tl.float32))
+        w = product_tile(p0, p1, p2, p3, row, m_row, k0, K, TYPE, BK, SCALE)  # [BR, BK]
+        w = weights_in_positions(w)
         if PRECISE:
-            acc = tl.dot(w, x.to(tl.float32), acc, input_precision="ieee")
+            acc = tl.dot(w, x, acc, input_precision="ieee")
         else:
-            x = x.to(tl.float32)
             x_high = to_bf16(x)
             w_high = to_bf16(w)
             acc = dot_acc(w_high, x_high, acc)

@@ -1,8 +1,8 @@
 """Does this machine compute what it should: every kernel against its reference, then a model.
 
-Everything that can run an operation here, the C kernels with each instruction set of the machine,
-computes it once with a small odd shape and is compared with the reference in float64. Then the
-shipped model has to decode the token ids that are stored beside it.
+Everything that can run an operation here, the C kernels with each instruction set of the machine or
+the Triton kernels on a GPU, computes it once with a small odd shape and is compared with the
+reference in float64. Then the shipped model has to decode the token ids that are stored beside it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from edgedsv4.kernels.native.library import WHY_NOT
 from edgedsv4.runtime.device import resolve_device
 from edgedsv4.runtime.selftest.check import judge
 from edgedsv4.runtime.selftest.computing import ways_to_compute
+from edgedsv4.runtime.selftest.gpu import gpu_checks, gpu_obstacle
 from edgedsv4.runtime.selftest.matrices import matrix_checks
 from edgedsv4.runtime.selftest.native_only import native_checks
 from edgedsv4.runtime.selftest.operations import operation_checks
@@ -55,7 +56,9 @@ class SelfTestResult:
 
 
 def run_selftest(device: str = "auto") -> Iterator[SelfTestResult]:
-    """Check every kernel of this machine, and the shipped model; takes a few seconds.
+    """Check every kernel of a device, and the shipped model; takes a few seconds on a CPU.
+
+    On a GPU it takes some minutes the first time, while Triton compiles what has to be checked.
 
     The C kernels are switched to each instruction set in turn, and torch to its own settings, for
     the whole process: no session should work meanwhile. Between results all is as it was before.
@@ -74,8 +77,9 @@ def run_selftest(device: str = "auto") -> Iterator[SelfTestResult]:
     place, use = resolve_device(device), Use()
     if not _TESTING.take(use):
         raise BusyError("another self test is running in this process; wait until it has ended")
-    if place.type == "cpu" and WHY_NOT:
-        logger.warning("the references alone are checked: %s", WHY_NOT)
+    obstacle = WHY_NOT if place.type == "cpu" else gpu_obstacle(place)
+    if obstacle:
+        logger.warning("the references alone are checked: %s", obstacle)
     return _run(place, use)
 
 
@@ -86,6 +90,7 @@ def _run(device: torch.device, use: Use) -> Iterator[SelfTestResult]:
             *matrix_checks(device),
             *native_checks(),
             *sampling_checks(),
+            *gpu_checks(device),
             *model_checks(device),
         )
         ways = ways_to_compute(device)

@@ -36,7 +36,7 @@ class Check:
     """The right results: floats in any type, all else exactly."""
     limit: float = LIMIT
     """Largest error that passes."""
-    backends: tuple[Implementation, ...] = ("native", "reference")
+    backends: Sequence[Implementation] = ("native", "reference")
     """What it is made for."""
 
 

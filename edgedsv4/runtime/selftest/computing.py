@@ -1,4 +1,4 @@
-"""What can compute on a device: the C kernels with each instruction set, and the references."""
+"""What can compute on a device: C kernels with each instruction set, Triton's, the references."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgedsv4.kernels.native.library import (
     instruction_sets,
     using_instruction_set,
 )
+from edgedsv4.runtime.gpu_devices import gpu_of
 
 if TYPE_CHECKING:
     from edgedsv4.kernels.dispatch import Implementation
@@ -27,7 +28,7 @@ class Computing:
     backend: Implementation
     """What to ask operations for."""
     instructions: InstructionSet | None = None
-    """What the C kernels use; None for the references."""
+    """What the C kernels use; None for everything else."""
 
     @property
     def name(self) -> str:
@@ -38,7 +39,9 @@ class Computing:
 def ways_to_compute(device: torch.device) -> tuple[Computing, ...]:
     """Everything that computes on a device, the references last."""
     reference = Computing("reference")
-    if device.type != "cpu" or not HAVE_NATIVE:
+    if device.type != "cpu":
+        return (reference,) if gpu_of(device).obstacle else (Computing("triton"), reference)
+    if not HAVE_NATIVE:
         return (reference,)
     return *(Computing("native", found) for found in instruction_sets()), reference
 

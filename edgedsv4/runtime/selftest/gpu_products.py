@@ -1,0 +1,240 @@
+"""Checks of the kernels that read weights on a GPU: decoding, products, routed experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from edgedsv4.formats.block_types import BLOCK_TYPES
+from edgedsv4.kernels.gpu.expert_matmul import expert_ffn_chunk, expert_scratch
+from edgedsv4.kernels.gpu.expert_vec import expert_down, expert_gate_up
+from edgedsv4.kernels.gpu.gather_rows import dequantize as decode_rows
+from edgedsv4.kernels.gpu.gather_rows import embed_streams
+from edgedsv4.kernels.gpu.matmul import matmul, matmul_scratch_bytes
+from edgedsv4.kernels.gpu.matvec import matvec
+from edgedsv4.kernels.gpu.planes import (
+    SUPPORTED,
+    DeviceMatrix,
+    device_matrix,
+    empty_bank,
+    fill_bank,
+)
+from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize
+from edgedsv4.kernels.swiglu import swiglu_reference
+from edgedsv4.runtime.selftest.check import LIMIT, Check, Outputs, draw
+from edgedsv4.runtime.selftest.matrices import COLUMNS, ROWS, random_matrix
+
+BF16_LIMIT = 3.3e-3
+"""Error of sums of bfloat16 numbers in float32, of values that are rounded once more."""
+_HIDDEN, _WIDTH, _SLOTS, _CHOSEN = 256, 256, 3, 2
+_ROUTED, _SHARED = (1.5, 9.0)
+
+
+def product_checks(device: torch.device) -> Iterator[Check]:
+    """One check per type of weights, then what is made of several matrices."""
+    for seed, name in enumerate(sorted(SUPPORTED)):
+        weight = random_matrix(BLOCK_TYPES[name], ROWS, COLUMNS, seed)
+        yield _check(
+            f"weights: {name}", partial(_products, weight, device), partial(_right, weight)
+        )
+    yield _check("embedding", partial(_embed, device), _embedded, limit=0)
+    yield _check("products in bfloat16", partial(_rounded, device), _rounded_right, BF16_LIMIT)
+    yield _check("experts of a token", partial(_token, device), _token_right)
+    for is_precise, limit in ((True, LIMIT), (False, BF16_LIMIT)):
+        label = "float32" if is_precise else "bfloat16"
+        chunk = partial(_chunk, device, is_precise)
+        yield _check(
+            f"experts of a chunk, {label}", chunk, partial(_chunk_right, is_precise), limit
+        )
+
+
+def _check(
+    name: str, compute: Callable[[], Outputs], expected: Callable[[], Outputs], limit: float = LIMIT
+) -> Check:
+    return Check(name, lambda _backend: compute(), expected, limit, ("triton",))
+
+
+def unset(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Memory for results: what a kernel leaves out is NaN."""
+    return torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+
+def _wide(weight: QuantMatrix) -> Tensor:
+    return dequantize(weight, torch.float32).double()
+
+
+# ---- one matrix: decoded, times one token, times some, times a chunk ----
+
+
+def _inputs() -> list[Tensor]:
+    return [draw(200 + tokens, tokens, COLUMNS) for tokens in (1, 3, 19)]
+
+
+def _products(weight: QuantMatrix, device: torch.device) -> list[Tensor]:
+    matrix = device_matrix(weight, device)
+    decoded = unset(device, ROWS, COLUMNS)
+    decode_rows(decoded, matrix, 0, ROWS)
+    one, few, many = (x.to(device) for x in _inputs())
+    results = [unset(device, len(x), ROWS) for x in (one, few, many)]
+    matvec(results[0], one, [matrix])
+    matvec(results[1], few, [matrix])
+    _multiply(results[2], many, matrix, is_precise=True)
+    return [decoded, *results]
+
+
+def _right(weight: QuantMatrix) -> list[Tensor]:
+    wide = _wide(weight)
+    return [wide, *(x.double() @ wide.T for x in _inputs())]
+
+
+def _multiply(y: Tensor, x: Tensor, matrix: DeviceMatrix, *, is_precise: bool) -> None:
+    size = matmul_scratch_bytes(len(x), matrix, x.device, precise=is_precise)
+    scratch = torch.empty(size, dtype=torch.uint8, device=x.device)
+    matmul(y, x, matrix, precise=is_precise, scratch=scratch)
+
+
+def _rounded_inputs() -> tuple[QuantMatrix, list[Tensor]]:
+    """Chunks on both sides of the length from which a library multiplies."""
+    weight = random_matrix(BLOCK_TYPES["Q8_0"], ROWS, COLUMNS, 7)
+    return weight, [draw(210 + tokens, tokens, COLUMNS) for tokens in (5, 70)]
+
+
+def _rounded(device: torch.device) -> list[Tensor]:
+    weight, inputs = _rounded_inputs()
+    matrix, results = device_matrix(weight, device), []
+    for x in inputs:
+        results.append(unset(device, len(x), ROWS))
+        _multiply(results[-1], x.to(device), matrix, is_precise=False)
+    return results
+
+
+def _rounded_right() -> list[Tensor]:
+    weight, inputs = _rounded_inputs()
+    wide = _bf16(_wide(weight))
+    return [_bf16(x) @ wide.T for x in inputs]
+
+
+def _bf16(values: Tensor) -> Tensor:
+    return values.to(torch.bfloat16).double()
+
+
+# ---- embedding ----
+
+
+def _embed(device: torch.device) -> list[Tensor]:
+    weight, ids = _embedding()
+    streams = unset(device, len(ids), 4, COLUMNS)
+    embed_streams(streams, ids.to(device), device_matrix(weight, device))
+    return [streams]
+
+
+def _embedded() -> list[Tensor]:
+    weight, ids = _embedding()
+    return [_wide(weight)[ids][:, None].expand(-1, 4, -1)]
+
+
+def _embedding() -> tuple[QuantMatrix, Tensor]:
+    return random_matrix(BLOCK_TYPES["Q8_0"], ROWS, COLUMNS, 8), torch.tensor([ROWS - 1, 0, 5])
+
+
+# ---- routed experts and a shared one ----
+
+
+class _Experts:
+    """Experts of the sizes above, as files hold them."""
+
+    def __init__(self) -> None:
+        shapes = (("IQ2_XXS", _WIDTH, _HIDDEN), ("IQ2_XXS", _WIDTH, _HIDDEN))
+        self.routed = [
+            [
+                random_matrix(BLOCK_TYPES[name], rows, columns, 40 + 10 * i + slot)
+                for slot in range(_SLOTS)
+            ]
+            for i, (name, rows, columns) in enumerate((*shapes, ("Q2_K", _HIDDEN, _WIDTH)))
+        ]
+        q8 = BLOCK_TYPES["Q8_0"]
+        self.shared = [
+            random_matrix(q8, *shape, 70 + i)
+            for i, shape in enumerate(((64, _HIDDEN), (64, _HIDDEN), (_HIDDEN, 64)))
+        ]
+
+    def banks(self, device: torch.device) -> list[DeviceMatrix]:
+        """The routed ones on a device."""
+        found = []
+        for matrices in self.routed:
+            first = matrices[0]
+            name = first.block_type.name
+            bank = empty_bank(name, _SLOTS, first.rows, first.columns, device)
+            for slot, weight in enumerate(matrices):
+                fill_bank(bank, slot, weight)
+            found.append(bank)
+        return found
+
+
+def _token_inputs() -> tuple[Tensor, Tensor, Tensor]:
+    """The sublayer's input, small enough that the clamps let most values through; its experts."""
+    slots = torch.tensor([2, 0], dtype=torch.int32)
+    return draw(220, 1, _HIDDEN) / 64, slots, torch.tensor([0.75, 0.5])
+
+
+def _token(device: torch.device) -> list[Tensor]:
+    experts = _Experts()
+    x, slots, weights = (part.to(device) for part in _token_inputs())
+    w1, w3, w2 = experts.banks(device)
+    s1, s3, s2 = (device_matrix(weight, device) for weight in experts.shared)
+    h, out = unset(device, _CHOSEN * _WIDTH + 64), unset(device, 1, _HIDDEN)
+    expert_gate_up(h, x, slots, (w1, w3), (s1, s3), (_ROUTED, _SHARED))
+    expert_down(out, h, slots, weights, w2, s2)
+    return [h, out]
+
+
+def _token_right() -> list[Tensor]:
+    experts = _Experts()
+    x, slots, weights = _token_inputs()
+    w1, w3, w2 = ([_wide(matrices[slot]) for slot in slots.tolist()] for matrices in experts.routed)
+    s1, s3, s2 = (_wide(weight) for weight in experts.shared)
+    row = x[0].double()
+    hidden = [swiglu_reference(a @ row, b @ row, _ROUTED) for a, b in zip(w1, w3, strict=True)]
+    hidden.append(swiglu_reference(s1 @ row, s3 @ row, _SHARED))
+    parts = zip(weights.double(), w2, hidden, strict=False)
+    out = s2 @ hidden[-1] + sum(factor * (w @ h) for factor, w, h in parts)
+    return [torch.cat(hidden), out[None]]
+
+
+def _chunk_inputs() -> tuple[Tensor, Tensor, Tensor]:
+    tokens = 9
+    generator = torch.Generator().manual_seed(9)
+    ids = [torch.randperm(_SLOTS, generator=generator)[:_CHOSEN] for _ in range(tokens)]
+    return (
+        draw(221, tokens, _HIDDEN) / 64,
+        torch.stack(ids).int(),
+        draw(222, tokens, _CHOSEN).abs(),
+    )
+
+
+def _chunk(device: torch.device, is_precise: bool) -> list[Tensor]:
+    x, ids, weights = (part.to(device) for part in _chunk_inputs())
+    out = unset(device, *x.shape)
+    scratch = expert_scratch(
+        len(x), _CHOSEN, _SLOTS, _HIDDEN, _WIDTH, device=device, precise=is_precise
+    )
+    w1, w3, w2 = _Experts().banks(device)
+    given = (x, ids, weights, w1, w3, w2, _ROUTED)
+    expert_ffn_chunk(out, *given, scratch=scratch, precise=is_precise)
+    return [out]
+
+
+def _chunk_right(is_precise: bool) -> list[Tensor]:
+    """On operands that are rounded as the kernels round them."""
+    rounded = Tensor.double if is_precise else _bf16
+    x, ids, weights = _chunk_inputs()
+    matrices = [[rounded(_wide(weight)) for weight in part] for part in _Experts().routed]
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for row, token in enumerate(rounded(x)):
+        for slot, factor in zip(ids[row].tolist(), weights[row].double(), strict=True):
+            w1, w3, w2 = (part[slot] for part in matrices)
+            out[row] += factor * (w2 @ rounded(swiglu_reference(w1 @ token, w3 @ token, _ROUTED)))
+    return [out]
