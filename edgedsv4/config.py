@@ -279,9 +279,10 @@ class EngineOptions:
     """Choices made once, when a model is opened."""
 
     device: str = "auto"
-    """`auto`, `cpu`, or a GPU: `cuda`, `cuda:1`, for AMD cards `rocm` too, for Intel's `xpu`. `auto`
-    is the first NVIDIA or AMD card that the Triton kernels run on, where backend and dtype allow
-    it, else the CPU."""
+    """`auto`, `cpu`, or a GPU: `cuda`, `cuda:1`, for AMD cards `rocm` too, for Intel's `xpu`.
+
+    `auto` is the first NVIDIA or AMD card that the Triton kernels run on, where backend and dtype
+    allow it, else the CPU."""
     context: int | None = None
     """Tokens one session can hold, 1..2^24; None takes the least of the model's own limit, 32,768
     and what memory allows."""

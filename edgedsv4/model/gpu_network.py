@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edgedsv4.model.moe import ExpertSource
     from edgedsv4.model.weights import (
         CompressorWeights,
+        ExpertWeights,
         HyperWeights,
         LayerWeights,
         ModelWeights,
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 """Called with (layers done, layers in all)."""
+Stacks = Callable[[int], "ExpertWeights | None"]
+"""All experts of a layer as three tall matrices, None where the file has them apart."""
+
+
+def _no_stacks(_layer: int) -> ExpertWeights | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +197,18 @@ class NetworkLoader:
         config: shape of the model.
         device: where they go.
         fallback: block type into which weights without a kernel of their own are decoded.
+        stacks: where experts lie together, which is copied faster than one by one.
     """
 
-    def __init__(self, config: ModelConfig, device: torch.device, fallback: str) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        fallback: str,
+        stacks: Stacks = _no_stacks,
+    ) -> None:
         self._config = config
+        self._stacks = stacks
         self._device = device
         self._fallback = fallback
 
@@ -299,6 +314,10 @@ class NetworkLoader:
         return DeviceCompressor(self._vector(weights.ape), self._vector(weights.norm))
 
     def _bank(self, layer: int, experts: ExpertSource) -> ExpertBank:
+        stack = self._stacks(layer)
+        if stack is not None:
+            whole = (self._matrix(weight) for weight in (stack.w1, stack.w3, stack.w2))
+            return ExpertBank(*whole)
         count = self._config.num_experts
         (first,) = experts.fetch(layer, (0,))
         banks = [self._empty_bank(count, weight) for weight in (first.w1, first.w3, first.w2)]
@@ -309,4 +328,13 @@ class NetworkLoader:
         return ExpertBank(*banks)
 
     def _empty_bank(self, slots: int, weight: QuantMatrix) -> DeviceMatrix:
-        return empty_bank(weight.block_type.name, slots, weight.rows, weight.columns, self._device)
+        scale_cols = weight.scale_block[1] if weight.block_type.name == "FP8_E4M3" else 128
+        return empty_bank(
+            weight.block_type.name,
+            slots,
+            weight.rows,
+            weight.columns,
+            self._device,
+            fallback=self._fallback,
+            scale_cols=scale_cols,
+        )

@@ -7,7 +7,7 @@ small parameters, and reads no more than those.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -218,6 +218,21 @@ class RoutedExperts:
             file.check_unchanged()
         return [self._record(layer, expert_id) for expert_id in expert_ids]
 
+    def stacks(self, layer: int) -> ExpertWeights | None:
+        """All experts of a layer below one another, where the file has them so; else None.
+
+        `w1` is then [E * F, D], and so on.
+
+        Raises:
+            FormatError: the file changed since it was opened.
+        """
+        experts = self._layers[layer]
+        whole = [_stack(tensors, experts.count) for tensors in (experts.w1, experts.w3, experts.w2)]
+        w1, w3, w2 = whole
+        if w1 is None or w3 is None or w2 is None:
+            return None
+        return ExpertWeights(w1=_matrix(w1), w3=_matrix(w3), w2=_matrix(w2))
+
     def _record(self, layer: int, expert_id: int) -> ExpertWeights:
         known = self._known.get((layer, expert_id))
         if known is None:
@@ -225,6 +240,21 @@ class RoutedExperts:
             known = ExpertWeights(w1=_matrix(w1), w3=_matrix(w3), w2=_matrix(w2))
             self._known[layer, expert_id] = known
         return known
+
+
+def _stack(tensors: tuple[BoundTensor, ...], count: int) -> BoundTensor | None:
+    """A stacked tensor as one matrix; None for parts of one, and with separate scales."""
+    tensor = tensors[0]
+    is_whole = (
+        len(tensor.shape) == 3
+        and tensor.record.shape[1] == tensor.shape[1]
+        and tensor.stored_columns == tensor.columns
+        and tensor.scale is None
+        and tensor.tensor_scale is None
+    )
+    if not is_whole:
+        return None
+    return replace(tensor, shape=(count * tensor.shape[1], tensor.shape[2]))
 
 
 def _files(experts: BoundExperts) -> tuple[MappedFile, ...]:

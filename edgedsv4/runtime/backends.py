@@ -175,7 +175,7 @@ def load_model(
     weights, experts = load_weights(bound)
     numerics = numerics_of(options, device)
     if choice.name == "triton":
-        loader = NetworkLoader(bound.config, device, FALLBACK)
+        loader = NetworkLoader(bound.config, device, FALLBACK, experts.stacks)
         network = loader.load(weights, experts, on_progress, has_draft=options.draft > 0)
         files = MappedExperts(experts, torch.device("cpu"))
         family = gpu_of(device).family

@@ -1,8 +1,9 @@
 """Kernel launches as data: what Triton would compile for a launcher's call, on any target.
 
 Triton itself derives types, constants and divisibility from the arguments; only the driver below it
-is replaced, by one that names the target, and the step that would compile. Arguments are tensors of
-the device `meta`, which have addresses' alignment and no memory.
+is replaced, by one that names the target, and the step that would compile; and torch says that it
+is built for AMD's cards where the target is one. Arguments are tensors of the device `meta`, which
+have addresses' alignment and no memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -100,7 +102,9 @@ def recording(target: str) -> Iterator[list[Launch]]:
             Launch(kernel, target, signature, constants, attributes, dict(vars(options)))
         )
 
+    is_amd = TARGETS[target].backend == "hip"
     with (
+        patch.object(torch.version, "hip", "7.0" if is_amd else None),
         patch.object(driver, "_active", _Driver(target)),
         patch.object(triton.JITFunction, "_do_compile", keep),
     ):
