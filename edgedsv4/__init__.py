@@ -65,6 +65,11 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.stats import DraftStats as DraftStats
     from edgedsv4.runtime.stats import StepStats as StepStats
     from edgedsv4.runtime.stats import SyncReport as SyncReport
+    from edgedsv4.runtime.synthetic_bench import SyntheticOptions as SyntheticOptions
+    from edgedsv4.runtime.synthetic_bench import measure_synthetic as measure_synthetic
+    from edgedsv4.runtime.synthetic_report import KernelTime as KernelTime
+    from edgedsv4.runtime.synthetic_report import SyntheticReading as SyntheticReading
+    from edgedsv4.runtime.synthetic_report import SyntheticReport as SyntheticReport
     from edgedsv4.text.chat_json import Chat as Chat
     from edgedsv4.text.chat_json import chat_from_json as chat_from_json
     from edgedsv4.text.chat_json import messages_from_json as messages_from_json
@@ -166,6 +171,15 @@ _HOME = {
         "StepStats",
         "SyncReport",
     ),
+    "edgedsv4.runtime.synthetic_bench": (
+        "SyntheticOptions",
+        "measure_synthetic",
+    ),
+    "edgedsv4.runtime.synthetic_report": (
+        "KernelTime",
+        "SyntheticReading",
+        "SyntheticReport",
+    ),
     "edgedsv4.text.chat_json": (
         "Chat",
         "chat_from_json",
@@ -232,6 +246,7 @@ __all__ = [
     "ExpertReadError",
     "FormatError",
     "Inspection",
+    "KernelTime",
     "MemoryPlan",
     "Message",
     "ModelConfig",
@@ -259,6 +274,9 @@ __all__ = [
     "StepStats",
     "StorageError",
     "SyncReport",
+    "SyntheticOptions",
+    "SyntheticReading",
+    "SyntheticReport",
     "TextEvent",
     "ThinkingEvent",
     "Tokenizer",
@@ -271,6 +289,7 @@ __all__ = [
     "inspect_model",
     "inspect_snapshot",
     "measure_speed",
+    "measure_synthetic",
     "messages_from_json",
     "open_text",
     "plan_model",

@@ -7,19 +7,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import edgedsv4
-from edgedsv4.cli.flags import ENGINE_FLAGS, Flag, engine_options, parse_whole
+from edgedsv4.cli import bench_synthetic
+from edgedsv4.cli.flags import ENGINE_FLAGS, Flag, engine_options, parse_numbers, parse_whole
+from edgedsv4.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgedsv4 import SpeedReading, SpeedReport
     from edgedsv4.cli.terminal import Terminal
-
-
-def parse_depths(text: str) -> tuple[int, ...]:
-    """Reads numbers of tokens: `0,4096,16384`."""
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
-        raise argparse.ArgumentTypeError(f"expected numbers such as 0,4096, found {text[:40]!r}")
-    return tuple(int(part) for part in parts)
 
 
 MEASURES = (
@@ -33,27 +27,41 @@ MEASURES = (
         names=("--generate",),
         metavar="N",
         parse=parse_whole,
-        help="tokens of a decode, sampled greedily, 0 for none; 64 if left out",
+        help=(
+            "tokens of a decode, sampled greedily, 0 for none; 64 if left out, 100 with --synthetic"
+        ),
     ),
     Flag(
         names=("--depth",),
         metavar="N,...",
-        parse=parse_depths,
-        help="tokens in the timeline before, several numbers for several depths; 0 if left out",
+        parse=parse_numbers,
+        help=(
+            "tokens in the timeline before, several numbers for several depths; 0 if left out, with"
+            " --synthetic 0, 16K, 64K, 256K and the end of the context"
+        ),
     ),
     Flag(
         names=("--repeat",),
         metavar="N",
         parse=parse_whole,
-        help="runs that count, after one that does not; 5 if left out",
+        help=(
+            "runs that count, after one that does not; 5 if left out, with --synthetic 3 of each"
+            " prefill"
+        ),
     ),
 )
-BENCH_FLAGS = (*MEASURES, *ENGINE_FLAGS)
+BENCH_FLAGS = (*MEASURES, *bench_synthetic.FLAGS, *ENGINE_FLAGS)
 _FIELDS = {"prompt": "prompt", "generate": "generate", "depth": "depths", "repeat": "repeat"}
 
 
 def bench(args: argparse.Namespace, terminal: Terminal) -> int:
-    """Measures prefill and decode; the context is as large as the depths need unless given."""
+    """Measures a model, or a random network where there is no file.
+
+    The context of a model is as large as the depths need unless given.
+    """
+    _check_subject(args)
+    if args.synthetic is not None:
+        return bench_synthetic.bench(args, terminal)
     given = {field: getattr(args, flag) for flag, field in _FIELDS.items()}
     measures = edgedsv4.BenchOptions(**{k: v for k, v in given.items() if v is not None})
     options = engine_options(args)
@@ -66,6 +74,32 @@ def bench(args: argparse.Namespace, terminal: Terminal) -> int:
     else:
         _print_report(report, terminal)
     return 0
+
+
+def _check_subject(args: argparse.Namespace) -> None:
+    """One thing to measure, and no option that belongs to the other kind.
+
+    Raises:
+        ConfigError: naming what is too much or missing.
+    """
+    if args.model is None and args.synthetic is None:
+        names = "|".join(bench_synthetic.NAMES)
+        raise ConfigError(f"nothing to measure: name a MODEL, or --synthetic {names}")
+    if args.model is not None and args.synthetic is not None:
+        raise ConfigError(
+            f"MODEL and --synthetic exclude each other, found {args.model!r} and"
+            f" --synthetic {args.synthetic}; leave one out"
+        )
+    own = bench_synthetic.FLAGS
+    if args.synthetic is None:
+        refused, subject = [*own], "--synthetic"
+    else:
+        shared = bench_synthetic.SHARED_FLAGS
+        others = (flag for flag in BENCH_FLAGS if flag not in own)
+        refused, subject = [flag for flag in others if flag.destination not in shared], "a MODEL"
+    given = [flag.names[0] for flag in refused if getattr(args, flag.destination) is not None]
+    if given:
+        raise ConfigError(f"{given[0]} goes with {subject}, which was not given; leave it out")
 
 
 def _print_report(report: SpeedReport, terminal: Terminal) -> None:

@@ -186,9 +186,15 @@ COMMANDS = (
     Command(
         "bench",
         "prefill and decode in tokens per second, beside what the memory allows",
-        (MODEL, JSON, *bench_command.BENCH_FLAGS),
+        (
+            Flag(names=("MODEL",), help=f"{MODEL.help}; or --synthetic", optional=True),
+            JSON,
+            *bench_command.BENCH_FLAGS,
+        ),
         bench_command.bench,
-        "A decoded token has to read its weights once; the share says how near to that it comes.",
+        "A decoded token has to read its weights once; the share says how near to that it comes."
+        " With --synthetic a network of random weights is made on a GPU, and no file is needed;"
+        " exit status 1 when its figures cannot be true.",
     ),
     Command(
         "convert",

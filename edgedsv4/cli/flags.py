@@ -125,6 +125,14 @@ def parse_whole(text: str) -> int:
     raise argparse.ArgumentTypeError(f"expected a whole number, found {text[:40]!r}")
 
 
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Reads numbers of tokens: `0,4096,16384`."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0,4096, found {text[:40]!r}")
+    return tuple(int(part) for part in parts)
+
+
 def parse_number(text: str) -> float:
     """Reads a number; the option record judges its range."""
     try:

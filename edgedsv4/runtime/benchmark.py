@@ -168,7 +168,7 @@ def measure_speed(
     return SpeedReport(
         engine=engine.describe(),
         machine=_machine(),
-        versions=_versions(),
+        versions=package_versions(),
         weights_per_token={name: weights[name] for name in ("dense_weights", "expert_weights")},
         stream_rate=max(rates),
         stream_bytes=stream_bytes,
@@ -288,7 +288,8 @@ def _machine() -> dict[str, object]:
     }
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Numbers of what computes: this package, Python, torch."""
     try:
         own = version("edgedsv4")
     except PackageNotFoundError:

@@ -7,42 +7,69 @@ scatter over it. Beside the speeds stands the rate at which the same process rea
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edgedsv4.errors import ConfigError
+from edgedsv4.errors import CapacityError, ConfigError
+from edgedsv4.kernels._triton import triton
 from edgedsv4.kernels.gpu import stream
 from edgedsv4.model.gpu_model import GpuModel
 from edgedsv4.model.kv_cache import Numerics
-from edgedsv4.runtime.memory_plan import StateLayout
+from edgedsv4.runtime.benchmark import package_versions
+from edgedsv4.runtime.device import resolve_device
+from edgedsv4.runtime.gpu_devices import (
+    Gpu,
+    check_gpu,
+    device_budget,
+    device_memory_errors,
+    release_unused_memory,
+)
+from edgedsv4.runtime.memory_plan import StateLayout, device_workspace_bytes
 from edgedsv4.runtime.synthetic_network import (
     EXPERT_TYPES,
     ExpertRecipe,
     RandomNetwork,
     SyntheticName,
+    first_layers,
+    network_outline,
     synthetic_config,
 )
-from edgedsv4.runtime.token_bytes import cache_read_bytes
+from edgedsv4.runtime.synthetic_report import (
+    KernelTime,
+    SyntheticReading,
+    SyntheticReport,
+    merged,
+    with_traffic,
+)
+from edgedsv4.runtime.synthetic_traffic import (
+    decode_traffic,
+    network_bytes,
+    operations_per_token,
+    prefill_traffic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edgedsv4.config import ModelConfig
     from edgedsv4.model.gpu_cache import GpuKvCache
-    from edgedsv4.model.gpu_network import DeviceNetwork
     from edgedsv4.model.weights import ExpertWeights
+    from edgedsv4.runtime.synthetic_traffic import Traffic
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is measured, steps done, steps in all)."""
 READ_BYTES = 4 << 30
+"""Bytes read to measure the memory, far more than caches hold; less on a small card."""
+DEPTHS = (0, 16_384, 65_536, 262_144)
+"""Where decode is measured unless told otherwise; the end of the context comes on top."""
 _READS = 7
+_WARM_UPS = 3
 _PROFILED_TOKENS = 5
 _E4M3_FINITE = 0xBF
 """Mask that leaves no NaN among random e4m3 codes, and no bfloat16 above 2."""
@@ -53,97 +80,76 @@ class SyntheticOptions:
     """What `measure_synthetic` builds and runs."""
 
     name: SyntheticName = "flash"
+    """Released shape: `flash` or `pro`."""
     experts: ExpertRecipe = "q2"
+    """Block types of the routed experts: `q2`, `mxfp4` or `q4k`."""
     layers: int | None = None
     """First layers only; None takes all."""
-    device: str = "cuda"
+    device: str = "auto"
+    """As `EngineOptions.device`; it has to be a GPU."""
+    vram_bytes: int | None = None
+    """Memory budget; None takes what is free."""
     prompts: tuple[int, ...] = (512, 4096)
-    """Tokens of a prefill."""
+    """Tokens of each prefill, all in one chunk."""
     generate: int = 100
-    """Tokens of a decode."""
-    depths: tuple[int, ...] = (0, 16_384, 65_536, 262_144, 1_000_000)
-    """Tokens in the timeline before."""
+    """Tokens of a decode; 0 leaves decode out."""
+    depths: tuple[int, ...] | None = None
+    """Tokens in the timeline before a decode; None takes `DEPTHS` and the end of the context."""
     repeat: int = 3
     """Runs of a prefill that count, after one that does not."""
+    kernels: bool = False
+    """Measure the kernels of a step one by one, too."""
 
     def __post_init__(self) -> None:
         if self.experts not in EXPERT_TYPES:
             kinds = ", ".join(EXPERT_TYPES)
             raise ConfigError(f"experts must be one of {kinds}, found {self.experts!r}")
-        for name, low in {"generate": 0, "repeat": 1}.items():
+        least = {"generate": 0, "repeat": 1}
+        if self.vram_bytes is not None:
+            least["vram_bytes"] = 1
+        for name, low in least.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be >= {low}, found {getattr(self, name)}")
         if any(tokens < 1 for tokens in self.prompts):
             raise ConfigError(f"prompts must be numbers >= 1, found {self.prompts}")
-        if not self.depths or min(self.depths) < 0:
+        if self.depths is not None and (not self.depths or min(self.depths) < 0):
             raise ConfigError(f"depths must be one or more numbers >= 0, found {self.depths}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticReading:
-    """The runs of one kind of work."""
-
-    work: str
-    depth: int
-    tokens: int
-    seconds: tuple[float, ...]
-    """Of each token of a decode, of each run of a prefill."""
-    bytes_per_token: int | None
-    """What a decoded token has to read."""
+        if not self.prompts and not self.generate:
+            raise ConfigError("no prompts and nothing to generate, so there is nothing to measure")
 
     @property
-    def rate(self) -> float:
-        """Tokens per second: of all tokens of a decode, of the median prefill."""
-        if self.work == "decode":
-            return len(self.seconds) / sum(self.seconds)
-        return self.tokens / statistics.median(self.seconds)
+    def _decoded(self) -> int:
+        """Tokens that a decode adds to its depth at most."""
+        return max(self.generate, _WARM_UPS, _PROFILED_TOKENS) if self.generate else 0
 
-    def share(self, read_rate: float) -> float | None:
-        """Bytes read per second, of the rate that memory allows."""
-        return (
-            None if self.bytes_per_token is None else self.rate * self.bytes_per_token / read_rate
-        )
+    def depths_in(self, config: ModelConfig) -> tuple[int, ...]:
+        """Depths at which decode is measured.
 
-    def to_json(self) -> dict[str, object]:
-        """The reading as JSON types."""
-        ordered = sorted(self.seconds)
-        return {
-            "work": self.work,
-            "depth": self.depth,
-            "tokens": self.tokens,
-            "tokens_per_second": self.rate,
-            "median_seconds": statistics.median(ordered),
-            "p99_seconds": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
-            "bytes_per_token": self.bytes_per_token,
-        }
+        Raises:
+            ConfigError: one of them is beyond the context.
+        """
+        if not self.generate:
+            return ()
+        last = config.max_context - self._decoded
+        if self.depths is None:
+            return (*(depth for depth in DEPTHS if depth < last), last)
+        if max(self.depths) > last:
+            raise ConfigError(
+                f"depths must be 0..{last:,}, so that {self._decoded} tokens more fit the context"
+                f" of {config.max_context:,}; found {max(self.depths):,}"
+            )
+        return self.depths
 
+    def capacity_in(self, config: ModelConfig) -> int:
+        """Tokens that a timeline must hold.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelTime:
-    """All launches of one kernel within one step."""
-
-    name: str
-    launches: int
-    seconds: float
-    """On the device."""
-    nbytes: int | None
-    """What the launches have to read, where that is known."""
-
-
-@dataclass(slots=True, kw_only=True)
-class SyntheticReport:
-    """What was measured."""
-
-    options: SyntheticOptions
-    weight_bytes: int
-    build_seconds: float
-    read_rate: float
-    """Bytes per second."""
-    capture_seconds: float = 0.0
-    """First decoded token: compilation, warming up and capture."""
-    readings: list[SyntheticReading] = field(default_factory=list)
-    kernels: dict[str, list[KernelTime]] = field(default_factory=dict)
-    """By work: `decode`, `prefill N`."""
+        Raises:
+            ConfigError: more than the context.
+        """
+        longest = max(self.prompts, default=0)
+        if longest > config.max_context:
+            raise ConfigError(f"prompts must be 1..{config.max_context:,}, found {longest:,}")
+        return max(longest, *(depth + self._decoded for depth in self.depths_in(config)), 1)
 
 
 class _NoFile:
@@ -162,33 +168,37 @@ class _NoFile:
 class SyntheticModel:
     """A random network with a timeline, ready to run."""
 
-    def __init__(self, options: SyntheticOptions) -> None:
-        self.options = options
-        self.config = synthetic_config(options.name, options.layers)
-        self.device = torch.device(options.device)
+    def __init__(self, config: ModelConfig, options: SyntheticOptions, card: Gpu) -> None:
+        self.config = config
+        self.device = card.device
+        self._capacity = options.capacity_in(config)
         began = time.perf_counter()
-        recipe = RandomNetwork(self.config, EXPERT_TYPES[options.experts], self.device)
-        self.network = recipe.make()
+        self.network = RandomNetwork(config, EXPERT_TYPES[options.experts], self.device).make()
         self.wait()
         self.build_seconds = time.perf_counter() - began
         numerics = Numerics(profile="default", dtype=torch.float32, device=self.device)
         weights: Any = None
         self.model = GpuModel(
-            self.config,
-            weights,
-            _NoFile(),
-            numerics,
-            network=self.network,
-            family=family_of(self.device),
+            config, weights, _NoFile(), numerics, network=self.network, family=card.family
         )
-        self.capacity = max(options.depths) + max(options.generate, *options.prompts) + 64
-        self.cache: GpuKvCache = self.model.new_cache(self.capacity)
-        fill_with_noise(self.cache)
+        self.cache = self._timeline()
 
     def wait(self) -> None:
         """Until the device is done."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
+
+    def renew(self) -> None:
+        """Go on with a new timeline; the old one is given up first."""
+        del self.cache
+        self.cache = self._timeline()
+
+    def _timeline(self) -> GpuKvCache:
+        """A timeline full of noise."""
+        cache = self.model.new_cache(self._capacity)
+        fill_with_noise(cache)
+        self.wait()
+        return cache
 
     def go_to(self, depth: int) -> None:
         """Let the timeline have so many tokens."""
@@ -196,10 +206,10 @@ class SyntheticModel:
         for ring, slots in self.cache.ring_slots:
             ring.oldest = max(0, depth - slots)
 
-    def prefill(self, tokens: int, depth: int) -> float:
-        """Seconds of a prefill."""
+    def prefill(self, tokens: int) -> float:
+        """Seconds of a prefill of a timeline that was empty."""
         ids = torch.randint(0, self.config.vocab_size, (tokens,))
-        self.go_to(depth)
+        self.go_to(0)
         self.wait()
         began = time.perf_counter()
         self.model.forward(ids, self.cache)
@@ -219,69 +229,213 @@ class SyntheticModel:
 
 
 def measure_synthetic(
-    options: SyntheticOptions, on_progress: Progress | None = None
+    options: SyntheticOptions | None = None, *, on_progress: Progress | None = None
 ) -> SyntheticReport:
-    """Build a network and measure it.
+    """Build a network of random weights on a GPU, and measure prefill and decode.
+
+    Args:
+        options: what to build and run.
+        on_progress: told before every step.
 
     Raises:
-        ConfigError: options that name no model.
-        CapacityError: it does not fit in the device's memory.
+        ConfigError: options that name no model, or more tokens than its context.
+        BackendUnavailableError: no GPU, or none that the kernels run on.
+        CapacityError: it does not fit in the device's memory; says how many layers would.
+        DeviceLostError: the device failed.
     """
-    report_progress = on_progress or (lambda _what, _done, _total: None)
-    rate = read_rate(torch.device(options.device))
-    report_progress("random weights", 0, 1)
-    made = SyntheticModel(options)
-    report = SyntheticReport(
-        options=options,
-        weight_bytes=made.network.nbytes(),
+    options = options or SyntheticOptions()
+    config = synthetic_config(options.name, options.layers)
+    options.capacity_in(config)
+    card = check_gpu(resolve_device(options.device))
+    check_room(config, options, device_budget(card.device, options.vram_bytes))
+    with device_memory_errors(f"a random network of the shape {options.name}", card.device):
+        return measure_network(config, options, card, on_progress)
+
+
+def check_room(config: ModelConfig, options: SyntheticOptions, budget: int) -> None:
+    """Refuse a network that does not fit, before anything is allocated.
+
+    Raises:
+        CapacityError: it needs more than `budget` bytes; says how many layers would fit.
+    """
+    outline = network_outline(config, EXPERT_TYPES[options.experts])
+    layers = [network_bytes(layer) for layer in outline.layers]
+    rest = network_bytes(outline) - sum(layers)
+
+    def needed(count: int) -> int:
+        part = first_layers(config, count)
+        state = StateLayout(part).state_bytes(options.capacity_in(part))
+        workspace = device_workspace_bytes(part, max(options.prompts, default=1))
+        return rest + sum(layers[:count]) + state + workspace
+
+    if needed(config.num_layers) <= budget:
+        return
+    fitting = next((n for n in range(config.num_layers - 1, 0, -1) if needed(n) <= budget), 0)
+    advice = f"take layers {fitting} (--layers {fitting})" if fitting else "not one layer would"
+    raise CapacityError(
+        f"{options.name} with {options.experts} experts and {config.num_layers} layers does not"
+        f" fit in the memory of the device; {advice}",
+        needed_bytes=needed(config.num_layers),
+        available_bytes=budget,
+        is_on_device=True,
+    )
+
+
+def measure_network(
+    config: ModelConfig,
+    options: SyntheticOptions,
+    card: Gpu,
+    on_progress: Progress | None = None,
+) -> SyntheticReport:
+    """Build and measure a network of any shape; there must be room for it.
+
+    Args:
+        config: shape of the model.
+        options: what to run; the name is only that of the report.
+        card: where.
+        on_progress: told before every step.
+    """
+    steps = _Steps(options, config, on_progress)
+    steps.next("reading memory")
+    read_bytes = _read_bytes(card.device)
+    rate = read_rate(card.device, read_bytes)
+    release_unused_memory(card.device)
+    steps.next("random weights")
+    made = SyntheticModel(config, options, card)
+    first = capture = None
+    if options.generate:
+        steps.next("first token")
+        first = sum(made.decode(1, 0))
+        made.renew()
+        capture = sum(made.decode(1, 0))
+    readings = []
+    for depth in options.depths_in(config):
+        steps.next(f"decode at {depth:,}")
+        readings.append(_decode_reading(made, options, depth))
+    for tokens in options.prompts:
+        steps.next(f"prefill of {tokens:,}")
+        readings.append(_prefill_reading(made, options, tokens))
+    return SyntheticReport(
+        model=_model_facts(config, options),
+        device={"name": card.name, "description": card.description, "family": card.family},
+        versions=_versions(),
+        weight_bytes=network_bytes(made.network),
+        operations_per_token=operations_per_token(config, made.network),
         build_seconds=made.build_seconds,
         read_rate=rate,
+        read_bytes=read_bytes,
+        first_token_seconds=first,
+        capture_seconds=capture,
+        readings=tuple(readings),
     )
-    report.capture_seconds = sum(made.decode(1, 0))
-    for place, depth in enumerate(options.depths if options.generate else ()):
-        report_progress(f"decode at {depth:,}", place, len(options.depths))
-        made.decode(3, depth)
-        seconds = made.decode(options.generate, depth)
-        nbytes = token_bytes(made.config, made.network, depth)
-        report.readings.append(
-            SyntheticReading(
-                work="decode",
-                depth=depth,
-                tokens=options.generate,
-                seconds=tuple(seconds),
-                bytes_per_token=sum(nbytes.values()),
-            )
-        )
-        kernels = profile(partial(made.decode, _PROFILED_TOKENS, depth), _PROFILED_TOKENS)
-        report.kernels[f"decode at {depth}"] = _with_bytes(kernels, nbytes)
-    for place, tokens in enumerate(options.prompts):
-        report_progress(f"prefill of {tokens:,}", place, len(options.prompts))
-        made.prefill(tokens, 0)
-        runs = tuple(made.prefill(tokens, 0) for _ in range(options.repeat))
-        report.readings.append(
-            SyntheticReading(
-                work="prefill", depth=0, tokens=tokens, seconds=runs, bytes_per_token=None
-            )
-        )
-        report.kernels[f"prefill of {tokens}"] = profile(partial(made.prefill, tokens, 0), 1)
-    return report
 
 
-def read_rate(device: torch.device) -> float:
-    """Bytes per second of the best of several reads of a large tensor."""
-    words = torch.empty(READ_BYTES // 4, dtype=torch.int32, device=device)
+class _Steps:
+    """Tells of the steps of a measurement, one after the other."""
+
+    def __init__(
+        self, options: SyntheticOptions, config: ModelConfig, report: Progress | None
+    ) -> None:
+        self._report = report or (lambda _what, _done, _total: None)
+        self._done = 0
+        decodes = len(options.depths_in(config))
+        self._total = 2 + decodes + (1 if decodes else 0) + len(options.prompts)
+
+    def next(self, what: str) -> None:
+        """Begin another one."""
+        self._report(what, self._done, self._total)
+        self._done += 1
+
+
+def _decode_reading(
+    made: SyntheticModel, options: SyntheticOptions, depth: int
+) -> SyntheticReading:
+    made.decode(_WARM_UPS, depth)
+    seconds = made.decode(options.generate, depth)
+    # Half way through the decode.
+    traffic = decode_traffic(made.config, made.network, depth + options.generate // 2)
+    kernels: tuple[KernelTime, ...] = ()
+    unseen: dict[str, Traffic] = {}
+    if options.kernels:
+        run = partial(made.decode, _PROFILED_TOKENS, depth)
+        kernels, unseen = with_traffic(profiled(run, _PROFILED_TOKENS, made.device), traffic)
+    return SyntheticReading(
+        work="decode",
+        depth=depth,
+        tokens=options.generate,
+        seconds=tuple(seconds),
+        bytes_per_token=sum(moved.from_memory for moved in traffic.values()),
+        kernels=kernels,
+        unseen=unseen,
+    )
+
+
+def _prefill_reading(
+    made: SyntheticModel, options: SyntheticOptions, tokens: int
+) -> SyntheticReading:
+    made.prefill(tokens)
+    runs = tuple(made.prefill(tokens) for _ in range(options.repeat))
+    kernels: tuple[KernelTime, ...] = ()
+    unseen: dict[str, Traffic] = {}
+    if options.kernels:
+        traffic = prefill_traffic(made.config, made.network, tokens)
+        found = profiled(partial(made.prefill, tokens), 1, made.device)
+        kernels, unseen = with_traffic(found, traffic)
+    return SyntheticReading(
+        work="prefill", depth=0, tokens=tokens, seconds=runs, kernels=kernels, unseen=unseen
+    )
+
+
+def _model_facts(config: ModelConfig, options: SyntheticOptions) -> dict[str, object]:
+    types = EXPERT_TYPES[options.experts]
+    return {
+        "name": options.name,
+        "layers": config.num_layers,
+        "experts": options.experts,
+        "expert_types": list(dict.fromkeys((types.gate_up, types.down))),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {**package_versions(), "triton": str(getattr(triton, "__version__", "not installed"))}
+
+
+def _read_bytes(device: torch.device) -> int:
+    """Bytes to read for the rate of memory: a quarter of what there is, at most `READ_BYTES`."""
+    block = 4 * stream.BLOCK
+    if device.type == "cpu":
+        return block
+    return max(block, min(READ_BYTES, device_budget(device, None) // 4) // block * block)
+
+
+def read_rate(device: torch.device, nbytes: int, reads: int = _READS) -> float:
+    """Bytes per second of the best of several reads of a tensor.
+
+    Args:
+        device: whose memory is read.
+        nbytes: size of the tensor, whole blocks of `stream.BLOCK` words.
+        reads: how often.
+    """
+    words = torch.empty(nbytes // 4, dtype=torch.int32, device=device)
     words.random_()
     out = torch.zeros(1, dtype=torch.int32, device=device)
-    best = float("inf")
-    for _ in range(_READS):
-        first: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        last: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        first.record()
-        stream.read_all(out, words)
-        last.record()
-        last.synchronize()
-        best = min(best, first.elapsed_time(last) / 1e3)
-    return READ_BYTES / best
+    times = [_seconds(partial(stream.read_all, out, words), device) for _ in range(reads)]
+    return nbytes / min(times)
+
+
+def _seconds(launch: Callable[[], object], device: torch.device) -> float:
+    """Time of a launch on the device."""
+    if device.type == "cpu":
+        began = time.perf_counter()
+        launch()
+        return time.perf_counter() - began
+    events: Any = torch.xpu if device.type == "xpu" else torch.cuda
+    first, last = events.Event(enable_timing=True), events.Event(enable_timing=True)
+    first.record()
+    launch()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3
 
 
 def fill_with_noise(cache: GpuKvCache) -> None:
@@ -299,62 +453,25 @@ def fill_with_noise(cache: GpuKvCache) -> None:
             parts[1].fill_(126)
 
 
-def family_of(device: torch.device) -> str:
-    """Name of the device's family in tables of tile sizes."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return ""
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
-def token_bytes(config: ModelConfig, network: DeviceNetwork, depth: int) -> dict[str, int]:
-    """Bytes that decoding one token has to read, by the kernel that reads them."""
-    products = gate_up = down = hyper = 0
-    for layer in network.layers:
-        dense = (*layer.entrance.matrices, *layer.queries.matrices)
-        products += sum(m.bytes for m in (*dense, layer.wo_a, layer.wo_b, layer.router))
-        bank, used = layer.experts, config.experts_per_token / config.num_experts
-        gate_up += int((bank.w1.bytes + bank.w3.bytes) * used)
-        down += int(bank.w2.bytes * used)
-        shared = (layer.shared_w1, layer.shared_w3)
-        gate_up += sum(matrix.bytes for matrix in shared if matrix is not None)
-        down += 0 if layer.shared_w2 is None else layer.shared_w2.bytes
-        hyper += layer.hc_attn.fn.nbytes + layer.hc_ffn.fn.nbytes
-    rows = cache_read_bytes(StateLayout(config), depth)
-    return {
-        "_matvec_kernel": products + network.head.bytes,
-        "_gate_up_kernel": gate_up,
-        "_down_kernel": down,
-        "_write_kernel": hyper,
-        "rows": rows,
-    }
-
-
-def profile(run: Callable[[], object], steps: int) -> list[KernelTime]:
-    """Kernels of some steps by the time they take on the device, per step."""
-    kinds = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds) as profiler:
+def profiled(run: Callable[[], object], steps: int, device: torch.device) -> tuple[KernelTime, ...]:
+    """Kernels of some steps by the time they take on the device, per step; none on the CPU."""
+    if device.type == "cpu":
+        return ()
+    kinds = torch.profiler.ProfilerActivity
+    activity = kinds.XPU if device.type == "xpu" else kinds.CUDA
+    with torch.profiler.profile(activities=[activity], acc_events=True) as profiler:
         run()
-    times = [
+    return merged(kernel_times(profiler.key_averages(), steps))
+
+
+def kernel_times(events: Iterable[Any], steps: int) -> list[KernelTime]:
+    """What a profiler saw on the device, per step."""
+    return [
         KernelTime(
             name=event.key,
             launches=round(event.count / steps),
             seconds=event.self_device_time_total / 1e6 / steps,
-            nbytes=None,
         )
-        for event in profiler.key_averages()
+        for event in events
         if event.self_device_time_total
-    ]
-    return sorted(times, key=lambda kernel: -kernel.seconds)
-
-
-def _with_bytes(kernels: list[KernelTime], nbytes: dict[str, int]) -> list[KernelTime]:
-    return [
-        KernelTime(
-            name=kernel.name,
-            launches=kernel.launches,
-            seconds=kernel.seconds,
-            nbytes=nbytes.get(kernel.name),
-        )
-        for kernel in kernels
     ]

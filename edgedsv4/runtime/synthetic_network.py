@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edgedsv4.config import ModelConfig, RopeScaling
 from edgedsv4.errors import ConfigError
-from edgedsv4.kernels.gpu.planes import DeviceMatrix, random_matrix
+from edgedsv4.kernels.gpu.planes import DeviceMatrix, empty_matrix, random_matrix
 from edgedsv4.model.gpu_network import (
     DeviceCompressor,
     DeviceHyper,
@@ -121,6 +121,11 @@ def synthetic_config(name: SyntheticName, layers: int | None = None) -> ModelCon
         return config
     if not 1 <= layers <= config.num_layers:
         raise ConfigError(f"layers must be 1..{config.num_layers} for {name}, found {layers}")
+    return first_layers(config, layers)
+
+
+def first_layers(config: ModelConfig, layers: int) -> ModelConfig:
+    """Shape of the first layers of a model."""
     return replace(
         config,
         num_layers=layers,
@@ -131,13 +136,18 @@ def synthetic_config(name: SyntheticName, layers: int | None = None) -> ModelCon
     )
 
 
+def network_outline(config: ModelConfig, experts: ExpertTypes) -> DeviceNetwork:
+    """The network that `RandomNetwork` makes, without memory: for counting bytes."""
+    return RandomNetwork(config, experts, torch.device("meta")).make()
+
+
 class RandomNetwork:
     """Draws the weights of a network on a device.
 
     Args:
         config: shape.
         experts: block types of the routed experts.
-        device: where they are made.
+        device: where they are made; on `meta` nothing is drawn, and nothing takes memory.
         seed: the same one gives the same weights on the same kind of device.
     """
 
@@ -147,7 +157,9 @@ class RandomNetwork:
         self._config = config
         self._experts = experts
         self._device = device
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._generator: torch.Generator | None = None
+        if device.type != "meta":
+            self._generator = torch.Generator(device).manual_seed(seed)
 
     def make(self) -> DeviceNetwork:
         """Draw everything."""
@@ -239,6 +251,8 @@ class RandomNetwork:
         return scores.topk(config.experts_per_token).indices.to(torch.int32).contiguous()
 
     def _matrix(self, name: str, rows: int, cols: int) -> DeviceMatrix:
+        if self._generator is None:
+            return empty_matrix(name, rows, cols, self._device)
         return random_matrix(name, rows, cols, self._device, self._generator)
 
     def _norm(self, width: int) -> Tensor:

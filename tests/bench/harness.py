@@ -69,26 +69,36 @@ def machine() -> str:
 
 def commit() -> str:
     """Short name of the commit that is measured, with `+` where files were changed since."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False
-    )
+    command = ["git", "describe", "--always", "--dirty=+"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unknown"
     return found.stdout.strip() or "unknown"
 
 
-def record(figures: list[Figure]) -> Path:
-    """Append figures to the machine's file."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{machine()}.csv"
+def record(
+    figures: list[Figure],
+    *,
+    machine_name: str | None = None,
+    torch_version: str | None = None,
+    commit_name: str | None = None,
+    folder: Path = RESULTS,
+) -> Path:
+    """Append figures to the machine's file; what is not named is this machine and this checkout."""
+    machine_name = machine_name or machine()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{machine_name}.csv"
     is_new = not path.exists()
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    place = (today, commit_name or commit(), machine_name, torch_version or torch.__version__)
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         if is_new:
             writer.writerow(COLUMNS)
         for figure in figures:
             benchmark, name, value, unit, n = astuple(figure)
-            row = (today, commit(), machine(), torch.__version__, benchmark, name)
-            writer.writerow((*row, f"{value:.4g}", unit, n))
+            writer.writerow((*place, benchmark, name, f"{value:.4g}", unit, n))
     return path
 
 

@@ -113,7 +113,7 @@ def _keep(
         table.put(target, digest, name, future.result())
         return None
     cases = ", ".join(variants(target)[digest].cases)
-    return f"{name} {target} ({cases}): {type(error).__name__}: {str(error)[-2000:]}"
+    return f"{name} {target} ({cases}): {str(error)[-2000:]}"
 
 
 def _start(folder: str) -> None:
@@ -122,7 +122,14 @@ def _start(folder: str) -> None:
 
 
 def _resources_of(target: str, digest: str) -> Resources:
-    return resources(compile_launch(variants(target)[digest].launch))
+    """Figures of a variant; an error of the innermost kernel, since causes stay in this process."""
+    try:
+        return resources(compile_launch(variants(target)[digest].launch))
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is this variant's
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise RuntimeError(f"{type(cause).__name__}: {cause}") from None
 
 
 def _lines(table: ResourceTable, wanted: Missing) -> Iterator[str]:

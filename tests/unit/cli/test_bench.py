@@ -9,7 +9,7 @@ import re
 import pytest
 
 from edgedsv4.cli import main
-from edgedsv4.cli.bench_command import parse_depths
+from edgedsv4.cli.flags import parse_numbers
 
 QUICK = ["--prompt", "4", "--generate", "2", "--repeat", "2", "--threads", "1"]
 
@@ -54,4 +54,4 @@ def test_context_that_is_too_small_is_refused(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("text", ["", "1,", "-1", "x", "1e3"])
 def test_depths_are_plain_numbers(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        parse_depths(text)
+        parse_numbers(text)

@@ -1,0 +1,158 @@
+"""`edgedsv4 bench --synthetic`: a random network of a released shape on a GPU, kernel by kernel."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import edgedsv4
+from edgedsv4.cli.flags import Flag, parse_numbers, parse_whole
+
+if TYPE_CHECKING:
+    from edgedsv4 import KernelTime, SyntheticReading, SyntheticReport
+    from edgedsv4.cli.terminal import Terminal
+
+FAILED = 1
+NAMES = ("flash", "pro")
+SHARED_FLAGS = ("generate", "depth", "repeat", "device", "vram_bytes")
+"""Destinations of the flags that mean the same for a model."""
+
+FLAGS = (
+    Flag(
+        names=("--synthetic",),
+        metavar="NAME",
+        choices=NAMES,
+        help="random weights of this shape instead of a MODEL, on a GPU",
+    ),
+    Flag(
+        names=("--experts",),
+        metavar="TYPES",
+        choices=("q2", "mxfp4", "q4k"),
+        help="routed experts of --synthetic; q2 (IQ2_XXS and Q2_K) if left out",
+    ),
+    Flag(
+        names=("--layers",),
+        metavar="N",
+        parse=parse_whole,
+        help="first layers of --synthetic only",
+    ),
+    Flag(
+        names=("--prompts",),
+        metavar="N,...",
+        parse=parse_numbers,
+        help="tokens of each prefill of --synthetic, 0 for none; 512,4096 if left out",
+    ),
+    Flag(
+        names=("--kernels",),
+        help="time, bytes and launches of every kernel of --synthetic, too",
+    ),
+)
+_FIELDS = {
+    "synthetic": "name",
+    "experts": "experts",
+    "layers": "layers",
+    "prompts": "prompts",
+    "kernels": "kernels",
+    "generate": "generate",
+    "depth": "depths",
+    "repeat": "repeat",
+    "device": "device",
+    "vram_bytes": "vram_bytes",
+}
+
+
+def bench(args: argparse.Namespace, terminal: Terminal) -> int:
+    """Measures; exit status 1 when the figures cannot be true."""
+    given = {field: getattr(args, flag) for flag, field in _FIELDS.items()}
+    given = {field: value for field, value in given.items() if value is not None}
+    if "prompts" in given:
+        given["prompts"] = tuple(tokens for tokens in given["prompts"] if tokens)
+    options = edgedsv4.SyntheticOptions(**given)
+    report = edgedsv4.measure_synthetic(options, on_progress=terminal.progress)
+    if args.json:
+        terminal.json(report.to_json())
+    else:
+        _print_report(report, terminal)
+    problems = report.problems()
+    for problem in problems:
+        terminal.note(f"edgedsv4: {problem}")
+    return FAILED if problems else 0
+
+
+def _print_report(report: SyntheticReport, terminal: Terminal) -> None:
+    model, device = report.model, report.device
+    types = model["expert_types"]
+    stored = " and ".join(map(str, types)) if isinstance(types, list) else ""
+    pairs = {
+        "model": (
+            f"random weights of the shape {model['name']}, {model['layers']} layers,"
+            f" experts {stored}"
+        ),
+        "device": f"{device['name']}, {device['description']}, {device['family']}",
+        "versions": ", ".join(f"{name} {number}" for name, number in report.versions.items()),
+        "weights": f"{report.weight_bytes:,} bytes, made in {report.build_seconds:.1f} s",
+        "memory reads": f"{report.read_rate / 1e9:,.1f} GB/s",
+    }
+    if report.capture_seconds is not None and report.first_token_seconds is not None:
+        pairs["capture"] = (
+            f"{report.capture_seconds:.2f} s for a new timeline; the first token of all took"
+            f" {report.first_token_seconds:.2f} s, with compiling"
+        )
+    for name, value in pairs.items():
+        terminal.line(f"{name:20}{value}")
+    terminal.line()
+    terminal.line(
+        f"{'work':8}{'depth':>10}{'tokens':>8}{'n':>5}{'tokens/s':>12}{'median ms':>12}"
+        f"{'p99 ms':>12}{'bytes/token':>16}  share of the reads"
+    )
+    for reading in report.readings:
+        terminal.line(_row(reading, report))
+    for reading in report.readings:
+        if reading.kernels:
+            _print_kernels(reading, report.read_rate, terminal)
+
+
+def _row(reading: SyntheticReading, report: SyntheticReport) -> str:
+    share = reading.share(report.read_rate)
+    if share is None:
+        rate = reading.rate * report.operations_per_token / 1e12
+        last = f"{'':16}  {rate:,.1f} TFLOP/s of products with weights"
+    else:
+        last = f"{reading.bytes_per_token:>16,}  {share:.1%}"
+    return (
+        f"{reading.work:8}{reading.depth:>10,}{reading.tokens:>8,}{len(reading.seconds):>5}"
+        f"{reading.rate:>12,.1f}{reading.median_seconds * 1e3:>12,.3f}"
+        f"{reading.p99_seconds * 1e3:>12,.3f}{last}"
+    )
+
+
+def _print_kernels(reading: SyntheticReading, read_rate: float, terminal: Terminal) -> None:
+    tokens = 1 if reading.work == "decode" else reading.tokens
+    launches = sum(kernel.launches for kernel in reading.kernels)
+    terminal.line()
+    terminal.line(
+        f"{reading.label}: {launches:,} launches, {reading.kernel_seconds * 1e3:,.3f} ms of kernels"
+        f" in {reading.median_seconds * 1e3:,.3f} ms"
+    )
+    terminal.line(
+        f"{'kernel':50}{'launches':>9}{'us/launch':>12}{'us/token':>12}{'time':>8}"
+        f"{'GB':>10}{'GB/s':>10}  share of the reads"
+    )
+    for kernel in reading.kernels:
+        terminal.line(_kernel_row(kernel, tokens, reading.kernel_seconds, read_rate))
+    for name, moved in reading.unseen.items():
+        terminal.line(f"{name:50}{'none':>9}{'':32}{moved.total / 1e9:>10.4f}")
+
+
+def _kernel_row(kernel: KernelTime, tokens: int, total: float, read_rate: float) -> str:
+    rate, moved = kernel.read_rate, kernel.traffic
+    reads = (
+        ""
+        if rate is None or moved is None
+        else f"{moved.total / 1e9:>10.4f}{rate / 1e9:>10,.1f}  {rate / read_rate:.1%}"
+    )
+    return (
+        f"{kernel.name:50}{kernel.launches:>9,}"
+        f"{kernel.seconds * 1e6 / max(1, kernel.launches):>12,.2f}"
+        f"{kernel.seconds * 1e6 / tokens:>12,.2f}{kernel.seconds / total:>8.1%}{reads}"
+    )

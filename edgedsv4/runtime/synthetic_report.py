@@ -1,0 +1,209 @@
+"""What a measurement of a random network found: speeds, kernels, and whether they can be true."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from edgedsv4.runtime.synthetic_traffic import Traffic
+
+Work = Literal["prefill", "decode"]
+
+_TORCH_KERNEL = re.compile(r"at::native::(?:\(anonymous namespace\)::)?(\w+)")
+_OPERATION = re.compile(
+    r"(\w*Functor\w*|\w+_kernel_cuda|\w+_kernel_impl|direct_copy_k\w*|\w+_kernel)"
+)
+_NAME_COLUMNS = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """All launches of one kernel within one step: a decoded token, or a whole prefill."""
+
+    name: str
+    launches: int
+    seconds: float
+    """On the device."""
+    traffic: Traffic | None = None
+    """What the launches move, where that is known."""
+
+    @property
+    def read_rate(self) -> float | None:
+        """Bytes per second."""
+        return None if self.traffic is None else self.traffic.total / self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticReading:
+    """The runs of one kind of work."""
+
+    work: Work
+    depth: int
+    """Tokens in the timeline before."""
+    tokens: int
+    seconds: tuple[float, ...]
+    """Of each token of a decode, of each run of a prefill."""
+    bytes_per_token: int | None = None
+    """Weights and rows that a decoded token has to read; None for a prefill, which shares them."""
+    kernels: tuple[KernelTime, ...] = ()
+    """Of one step, the longest first; empty when they were not asked for."""
+    unseen: Mapping[str, Traffic] = field(default_factory=dict)
+    """What kernels move that should have run, and are not among `kernels`."""
+
+    @property
+    def label(self) -> str:
+        """What was measured, in words."""
+        if self.work == "decode":
+            return f"decode at {self.depth:,}"
+        return f"prefill of {self.tokens:,}"
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second: of all tokens of a decode, of the median prefill."""
+        if self.work == "decode":
+            return len(self.seconds) / sum(self.seconds)
+        return self.tokens / self.median_seconds
+
+    @property
+    def median_seconds(self) -> float:
+        """Of a decoded token, or of a prefill."""
+        return statistics.median(self.seconds)
+
+    @property
+    def p99_seconds(self) -> float:
+        """Time that 99 of 100 do not exceed."""
+        return sorted(self.seconds)[math.ceil(0.99 * len(self.seconds)) - 1]
+
+    @property
+    def kernel_seconds(self) -> float:
+        """Of all kernels of one step."""
+        return sum(kernel.seconds for kernel in self.kernels)
+
+    def share(self, read_rate: float) -> float | None:
+        """Bytes read per second, of the rate that memory allows."""
+        if self.bytes_per_token is None:
+            return None
+        return self.rate * self.bytes_per_token / read_rate
+
+    def to_json(self, read_rate: float) -> dict[str, object]:
+        """The reading as JSON types."""
+        found: dict[str, object] = {
+            "work": self.work,
+            "depth": self.depth,
+            "tokens": self.tokens,
+            "n": len(self.seconds),
+            "tokens_per_second": self.rate,
+            "median_seconds": self.median_seconds,
+            "p99_seconds": self.p99_seconds,
+            "seconds": list(self.seconds),
+            "bytes_per_token": self.bytes_per_token,
+            "share_of_reads": self.share(read_rate),
+        }
+        if self.kernels:
+            found["kernels"] = [_kernel_json(kernel) for kernel in self.kernels]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyntheticReport:
+    """What was measured, and on what."""
+
+    model: dict[str, object]
+    """Name, layers, block types."""
+    device: dict[str, object]
+    versions: dict[str, str]
+    weight_bytes: int
+    operations_per_token: int
+    """Multiplications and additions of a prefilled token with its weights."""
+    build_seconds: float
+    """Making the weights."""
+    read_rate: float
+    """Bytes per second, the best of some reads of `read_bytes`."""
+    read_bytes: int
+    first_token_seconds: float | None
+    """With compiling, of the first timeline; None when nothing was decoded."""
+    capture_seconds: float | None
+    """First token of the next timeline: nothing is compiled, the step is captured anew."""
+    readings: tuple[SyntheticReading, ...]
+
+    def problems(self) -> tuple[str, ...]:
+        """What shows that the measurement is wrong, a sentence each."""
+        return tuple(
+            f"{reading.label} would read {share * self.read_rate / 1e9:,.0f} GB/s, more than the"
+            f" {self.read_rate / 1e9:,.0f} GB/s that memory gave: the measurement is wrong"
+            for reading in self.readings
+            if (share := reading.share(self.read_rate)) is not None and share > 1
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Everything as JSON types."""
+        return {
+            "model": self.model,
+            "device": self.device,
+            "versions": self.versions,
+            "weight_bytes": self.weight_bytes,
+            "operations_per_token": self.operations_per_token,
+            "build_seconds": self.build_seconds,
+            "stream": {"bytes_per_second": self.read_rate, "bytes": self.read_bytes},
+            "first_token_seconds": self.first_token_seconds,
+            "capture_seconds": self.capture_seconds,
+            "results": [reading.to_json(self.read_rate) for reading in self.readings],
+            "problems": list(self.problems()),
+        }
+
+
+def _kernel_json(kernel: KernelTime) -> dict[str, object]:
+    found: dict[str, object] = {
+        "name": kernel.name,
+        "launches": kernel.launches,
+        "seconds": kernel.seconds,
+    }
+    if kernel.traffic is not None:
+        found["weight_bytes"] = kernel.traffic.weights
+        found["row_bytes"] = kernel.traffic.rows
+        found["activation_bytes"] = kernel.traffic.activations
+    return found
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without the template arguments and namespaces of C++."""
+    kernel = _TORCH_KERNEL.search(name)
+    if kernel is None:
+        plain = name.removeprefix("void ")
+        plain = plain if plain.startswith(("Memcpy", "Memset")) else re.split(r"[<(]", plain)[0]
+        return plain.split("::")[-1].strip()[:_NAME_COLUMNS]
+    rest = name[kernel.end() :]
+    operation = next(
+        (found for found in _OPERATION.findall(rest) if not found.startswith("gpu_kernel")), ""
+    )
+    words = ("torch", kernel[1].removesuffix("_kernel"), operation.removesuffix("_kernel_cuda"))
+    return " ".join(words).strip()[:_NAME_COLUMNS]
+
+
+def merged(kernels: Iterable[KernelTime]) -> tuple[KernelTime, ...]:
+    """Kernels under their short names, those of one name together, the longest first."""
+    found: dict[str, KernelTime] = {}
+    for kernel in kernels:
+        name = short_name(kernel.name)
+        before = found.get(name)
+        found[name] = replace(
+            kernel,
+            name=name,
+            launches=kernel.launches + (before.launches if before else 0),
+            seconds=kernel.seconds + (before.seconds if before else 0.0),
+        )
+    return tuple(sorted(found.values(), key=lambda kernel: -kernel.seconds))
+
+
+def with_traffic(
+    kernels: tuple[KernelTime, ...], traffic: Mapping[str, Traffic]
+) -> tuple[tuple[KernelTime, ...], dict[str, Traffic]]:
+    """Kernels with what they move, and what is left over because no such kernel ran."""
+    names = {kernel.name for kernel in kernels}
+    known = tuple(replace(kernel, traffic=traffic.get(kernel.name)) for kernel in kernels)
+    return known, {name: moved for name, moved in traffic.items() if name not in names}

@@ -1,0 +1,70 @@
+"""A random network runs: a tiny one by the interpreter, measured layers of Flash on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_model import tiny_config
+from triton_device import DEVICE
+
+from edgedsv4.kernels._triton import IS_INTERPRETED
+from edgedsv4.runtime.gpu_devices import Gpu, gpu_of
+from edgedsv4.runtime.synthetic_bench import (
+    SyntheticModel,
+    SyntheticOptions,
+    measure_synthetic,
+)
+
+CONFIG = tiny_config(
+    compress_ratios=(4,),
+    num_hash_layers=0,
+    vocab_size=32,
+    num_heads=2,
+    q_lora_rank=32,
+    output_lora_rank=16,
+    index_heads=2,
+    num_experts=4,
+    experts_per_token=1,
+)
+OPTIONS = SyntheticOptions(experts="mxfp4", prompts=(), generate=1, depths=(60,))
+
+
+def card() -> Gpu:
+    if DEVICE != "cpu":
+        return gpu_of(torch.device(DEVICE, 0))
+    return Gpu(
+        device=torch.device("cpu"),
+        kind="cuda",
+        description="interpreter",
+        family="",
+        shared_bytes=0,
+        warp_size=32,
+        multiprocessors=1,
+        total_bytes=0,
+        obstacle=None,
+    )
+
+
+def test_noise_at_a_depth_gives_a_token() -> None:
+    made = SyntheticModel(CONFIG, OPTIONS, card())
+    assert made.network.layers[0].indexer is not None
+    made.go_to(60)  # more rows than are selected
+    forward = made.model.forward(torch.tensor([1]), made.cache)
+    assert forward.logits is not None
+    assert bool(torch.isfinite(forward.logits).all())
+    assert made.cache.length == 61
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="needs a GPU")
+def test_flash_layers_are_measured_and_explained() -> None:
+    options = SyntheticOptions(layers=4, prompts=(256,), generate=20, depths=(4096,), kernels=True)
+    report = measure_synthetic(options)
+    assert not report.problems()
+    assert report.capture_seconds is not None
+    assert report.capture_seconds < 2
+    decode, prefill = report.readings
+    assert not decode.unseen
+    assert not prefill.unseen
+    explained = sum(k.seconds for k in decode.kernels if k.traffic is not None)
+    assert explained > 0.9 * decode.kernel_seconds
+    assert decode.kernel_seconds < 1.2 * decode.median_seconds

@@ -1,0 +1,141 @@
+"""`edgedsv4 bench --synthetic`: options, tables and errors; what is measured is a sample."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from synthetic_samples import report
+
+import edgedsv4
+from edgedsv4.cli import INTERRUPTED, main
+from edgedsv4.cli.bench_synthetic import FLAGS
+from edgedsv4.runtime.synthetic_network import EXPERT_TYPES, SyntheticName, synthetic_config
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Options that the command hands on; the last entry, if it is an error, is raised."""
+    found: list[Any] = []
+
+    def measure(options: Any, on_progress: Any) -> Any:
+        found.append(options)
+        on_progress("decode at 0", 1, 2)
+        return report()
+
+    monkeypatch.setattr(edgedsv4, "measure_synthetic", measure, raising=False)
+    return found
+
+
+def test_options_are_those_of_the_record_unless_given(asked: list[Any]) -> None:
+    assert main(["bench", "--synthetic", "flash"]) == 0
+    assert asked == [edgedsv4.SyntheticOptions()]
+
+
+def test_given_options_are_handed_on(asked: list[Any]) -> None:
+    options = ["--experts", "mxfp4", "--layers", "9", "--prompts", "0,64,128", "--generate", "7"]
+    options += ["--depth", "0,5", "--repeat", "2", "--device", "cuda:1", "--vram", "3G"]
+    assert main(["bench", "--synthetic", "pro", *options, "--kernels"]) == 0
+    assert asked == [
+        edgedsv4.SyntheticOptions(
+            name="pro",
+            experts="mxfp4",
+            layers=9,
+            prompts=(64, 128),
+            generate=7,
+            depths=(0, 5),
+            repeat=2,
+            device="cuda:1",
+            vram_bytes=3 << 30,
+            kernels=True,
+        )
+    ]
+
+
+@pytest.mark.usefixtures("asked")
+def test_table_holds_speeds_and_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--synthetic", "flash"]) == 0
+    found = capsys.readouterr().out
+    assert [" ".join(line.split()) for line in found.splitlines()] == [
+        "model random weights of the shape flash, 43 layers, experts IQ2_XXS and Q2_K",
+        "device cuda:0, NVIDIA H200, sm_90",
+        "versions edgedsv4 0.1, python 3.12.1, torch 2.11.0, triton 3.6.0",
+        "weights 86,620,000,000 bytes, made in 0.3 s",
+        "memory reads 0.0 GB/s",
+        "capture 0.75 s for a new timeline; the first token of all took 12.50 s, with compiling",
+        "",
+        "work depth tokens n tokens/s median ms p99 ms bytes/token share of the reads",
+        "decode 16,384 2 2 1.0 1,000.000 1,000.000 500 50.0%",
+        "prefill 0 512 3 1,024.0 500.000 750.000 25.6 TFLOP/s of products with weights",
+        "",
+        "decode at 16,384: 8 launches, 800.000 ms of kernels in 1,000.000 ms",
+        "kernel launches us/launch us/token time GB GB/s share of the reads",
+        "_matvec_kernel 7 85,714.29 600,000.00 75.0% 0.0000 0.0 11.0%",
+        "_new_kernel 1 200,000.00 200,000.00 25.0%",
+        "_old_kernel none 0.0020",
+    ]
+
+
+@pytest.mark.usefixtures("asked")
+def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--synthetic", "flash", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == report().to_json()
+
+
+def test_speed_that_cannot_be_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(read_rate=1.0)
+    monkeypatch.setattr(edgedsv4, "measure_synthetic", lambda *_, **__: found, raising=False)
+    assert main(["bench", "--synthetic", "flash"]) == 1
+    assert "the measurement is wrong" in capsys.readouterr().err
+
+
+def test_interrupt_is_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(edgedsv4, "measure_synthetic", interrupt, raising=False)
+    assert main(["bench", "--synthetic", "flash"]) == INTERRUPTED
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "name a MODEL, or --synthetic flash|pro"),
+        (["x.gguf", "--synthetic", "flash"], "MODEL and --synthetic exclude each other"),
+        (["x.gguf", "--layers", "3"], "--layers goes with --synthetic"),
+        (["x.gguf", "--kernels"], "--kernels goes with --synthetic"),
+        (["--synthetic", "flash", "--prompt", "3"], "--prompt goes with a MODEL"),
+        (["--synthetic", "flash", "--threads", "3"], "--threads goes with a MODEL"),
+        (["--synthetic", "flash", "--layers", "44"], "layers must be 1..43 for flash, found 44"),
+        (["--synthetic", "flash", "--prompts", "0", "--generate", "0"], "nothing to measure"),
+        (["--synthetic", "flash", "--depth", "1048576"], "depths must be 0..1,048,476"),
+        (["--synthetic", "flash", "--device", "cpu"], "need a GPU"),
+    ],
+)
+def test_wrong_use_is_refused_in_one_line(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--synthetic", "nano"], ["--experts", "q3"]])
+def test_unknown_names_are_refused(arguments: list[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+
+
+def test_choices_are_those_of_the_library() -> None:
+    names, experts = (
+        next(f for f in FLAGS if f.names[0] == n) for n in ("--synthetic", "--experts")
+    )
+    assert experts.choices == tuple(EXPERT_TYPES)
+    assert names.choices == SyntheticName.__args__
+    assert all(synthetic_config(name) for name in names.choices or ())
