@@ -274,6 +274,10 @@ def _is_of(value: object, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, kind)
 
 
+CHUNK = 256
+"""Tokens evaluated at once in prefill on a CPU: more gain nothing there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Choices made once, when a model is opened."""
@@ -298,12 +302,14 @@ class EngineOptions:
     them, and in the native backend rounds the inputs of products with quantized weights to int8, in
     groups of 32; `Engine.describe` names the weight types that take float32 inputs all the same."""
     backend: Backend = "auto"
-    """Which implementation computes: `native` (C, CPU, f32) or `reference` (torch). `auto` takes
-    the native one where it can run; a named one that cannot is an error, never replaced."""
+    """Which implementation computes: `native` (C, CPU, f32), `triton` (GPU, f32) or `reference`
+    (torch). `auto` takes the device's own where it can run; a named one that cannot is an error,
+    never replaced."""
     dtype: Dtype = "f32"
     """Type the forward computes in."""
-    prefill_chunk: int = 256
-    """Tokens evaluated at once in prefill, 1..65,536; the working memory grows with it."""
+    prefill_chunk: int | None = None
+    """Tokens evaluated at once in prefill, 1..65,536; the working memory grows with it. None takes
+    256 on a CPU and what memory allows on a GPU, at most 4,096."""
     ram_bytes: int | None = None
     """Budget for weights, KV cache and working memory; None takes what the machine has."""
     vram_bytes: int | None = None
@@ -336,7 +342,8 @@ class EngineOptions:
         _require(
             self.dtype in ("f32", "f64", "bf16"), "dtype", "'f32', 'f64' or 'bf16'", self.dtype
         )
-        _require_whole("prefill_chunk", self.prefill_chunk, 1, 65536, "1..65536")
+        if self.prefill_chunk is not None:
+            _require_whole("prefill_chunk", self.prefill_chunk, 1, 65536, "1..65536")
         for name in ("ram_bytes", "vram_bytes"):
             value = getattr(self, name)
             if value is not None:
@@ -345,6 +352,11 @@ class EngineOptions:
         self._check_draft()
         for name in ("pin_threads", "verify", "sigbus_guard"):
             _require(_is_of(getattr(self, name), bool), name, "a bool", getattr(self, name))
+
+    @property
+    def chunk(self) -> int:
+        """Tokens evaluated at once in prefill, where nothing better is known."""
+        return CHUNK if self.prefill_chunk is None else self.prefill_chunk
 
     def _check_draft(self) -> None:
         _require_whole("draft", self.draft, 0, MAX_DRAFT, f"0..{MAX_DRAFT}")

@@ -222,7 +222,7 @@ typedef struct dsv4_engine_options {
     int32_t context;          /* tokens of a session; 0: the least of the model's limit, 32,768 and memory */
     int32_t threads;          /* 1..1024; 0: the physical cores, or one for a tiny model */
     int32_t pin_threads;      /* nonzero: each thread keeps to one CPU */
-    int32_t prefill_chunk;    /* tokens evaluated at once, 1..65,536, by default 256 */
+    int32_t prefill_chunk;    /* tokens evaluated at once, 1..65,536; 0: 256, on a GPU up to 4,096 */
     int32_t draft;            /* tokens the MTP block drafts ahead, 0 (the default)..8; the text stays the same */
     int32_t verify;           /* nonzero: read every tensor and refuse NaN or infinite scales */
     int32_t sigbus_guard;     /* nonzero: a file that shrinks while open is an error, not a crash; installs a

@@ -193,7 +193,13 @@ ENGINE_FLAGS = (
         get_args(Backend),
     ),
     _option("--dtype", "dtype", "T", None, "type the model computes in", get_args(Dtype)),
-    _option("--chunk", "prefill_chunk", "N", parse_whole, "tokens evaluated at once in prefill"),
+    _option(
+        "--chunk",
+        "prefill_chunk",
+        "N",
+        parse_whole,
+        "tokens evaluated at once in prefill; 256 on a CPU, up to 4,096 on a GPU if left out",
+    ),
     _option(
         "--ram",
         "ram_bytes",

@@ -8,7 +8,8 @@ the model, so one runs at a time, whoever asks.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,15 @@ if TYPE_CHECKING:
 _FEW_ROWS = 8
 """Rows whose products `matvec` makes."""
 _NO_HOOKS = ForwardHooks()
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a card the current one, which is where Triton launches kernels."""
+    if device.type == "cpu":
+        return nullcontext()
+    modules: dict[str, Any] = {"cuda": torch.cuda, "xpu": torch.xpu}
+    manager: AbstractContextManager[Any] = modules[device.type].device(device)
+    return manager
 
 
 class GpuModel(Model):
@@ -109,7 +119,7 @@ class GpuModel(Model):
         hooks.check_stop()
         self.experts.check_unchanged()
         is_watched = hooks.on_topk is not None or hooks.on_experts is not None
-        with self._lock:
+        with self._lock, on_device(self.numerics.device):
             if token_ids.shape[0] == 1 and not is_watched:
                 return self._one_token(token_ids, cache, logits)
             return self._chunk(token_ids, cache, logits, hooks)
@@ -161,7 +171,7 @@ class GpuModel(Model):
             raise ShapeError(f"streams are {list(streams.shape)} for {next_ids.shape[0]} tokens")
         if not isinstance(cache, GpuKvCache):
             raise ConfigError("the timeline was made by another model")
-        with self._lock:
+        with self._lock, on_device(self.numerics.device):
             ids = next_ids.to(self.numerics.device)
             layers: tuple[DeviceLayer, ...] = (draft.layer,)
             chunk = Chunk(self._setting, layers, cache, ids, hooks or _NO_HOOKS)

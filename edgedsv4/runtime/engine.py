@@ -41,6 +41,7 @@ from edgedsv4.runtime.opening import (
     too_large,
     use_threads,
     weight_bytes,
+    with_gpu_chunk,
 )
 from edgedsv4.runtime.session import Session
 from edgedsv4.runtime.session_parts import SessionParts
@@ -139,6 +140,8 @@ class Engine:
             is_on_gpu = choice.name == "triton"
             weights = device_weight_items(bound) if is_on_gpu else weight_bytes(bound)
             budget = memory_budget(device, options)
+            if is_on_gpu:
+                options = with_gpu_chunk(checkpoint.config, weights, options, budget)
             plan = checked_plan(checkpoint, weights, options, budget, is_on_gpu=is_on_gpu)
             report("open model", 1, 4)
             if options.verify:
@@ -279,7 +282,7 @@ class Engine:
             "profile": options.profile,
             "dtype": options.dtype,
             "context": self.context,
-            "prefill_chunk": options.prefill_chunk,
+            "prefill_chunk": options.chunk,
             "draft": options.draft,
             "kernels": opened.choice.kernels(),
             "instruction_set": opened.choice.instruction_set,
@@ -389,8 +392,8 @@ class Engine:
     def _workspace(self, opened: _Opened) -> int:
         config, options = opened.checkpoint.config, self.options
         if opened.choice.name == "triton":
-            return device_workspace_bytes(config, options.prefill_chunk, options.profile)
-        return workspace_bytes(config, options.prefill_chunk, options.dtype)
+            return device_workspace_bytes(config, options.chunk, options.profile)
+        return workspace_bytes(config, options.chunk, options.dtype)
 
     def _check_room(self, opened: _Opened, capacity: int) -> None:
         plan = plan_memory(

@@ -334,10 +334,10 @@ def plan_memory(
     layout = StateLayout(config, options.profile, options.dtype, options.draft)
     on_disk: tuple[str, ...] = (DRAFT, EXPERTS)
     if on_gpu:
-        workspace = device_workspace_bytes(config, options.prefill_chunk, options.profile)
+        workspace = device_workspace_bytes(config, options.chunk, options.profile)
         on_disk = () if options.draft else (DRAFT,)
     else:
-        workspace = workspace_bytes(config, options.prefill_chunk, options.dtype)
+        workspace = workspace_bytes(config, options.chunk, options.dtype)
     fixed = [
         *(
             PlanItem(name, nbytes, is_required=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,18 +13,27 @@ import torch
 from edgedsv4.errors import CapacityError, ConfigError
 from edgedsv4.runtime.device import resolve_device, unused_budget
 from edgedsv4.runtime.host import physical_cores
-from edgedsv4.runtime.memory_plan import EXPERTS, MemoryPlan, plan_memory, weight_items
+from edgedsv4.runtime.memory_plan import (
+    DEFAULT_CONTEXT,
+    EXPERTS,
+    MemoryPlan,
+    plan_memory,
+    weight_items,
+)
 from edgedsv4.runtime.shipped_models import SHIPPED_MODELS
 from edgedsv4.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from edgedsv4.config import EngineOptions
+    from edgedsv4.config import EngineOptions, ModelConfig
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.model.bound_weights import BoundWeights
     from edgedsv4.runtime.backends import BackendChoice
 
 
 logger = logging.getLogger(__name__)
+
+GPU_CHUNKS = (4096, 2048, 1024, 512, 256)
+"""Tokens evaluated at once on a GPU, the best first: more tokens share each read of an expert."""
 
 ONE_THREAD_BYTES = 16 << 20
 """Dense weights below which a second thread waits longer than it works: a decode step of a 3 MB
@@ -86,6 +96,23 @@ def checked_plan(
     if not plan.fits:
         raise too_large(f"{checkpoint.path} with {plan.context:,} tokens of context", plan)
     return plan
+
+
+def with_gpu_chunk(
+    config: ModelConfig, weights: dict[str, int], options: EngineOptions, budget: int
+) -> EngineOptions:
+    """Options with the largest chunk that leaves room for the context, where none was asked for."""
+    if options.prefill_chunk is not None:
+        return options
+    wanted = options.context or min(config.max_context, DEFAULT_CONTEXT)
+    for size in GPU_CHUNKS:
+        chosen = replace(options, prefill_chunk=size)
+        plan = plan_memory(
+            config, weights, chosen, available_bytes=budget, context=wanted, on_gpu=True
+        )
+        if plan.fits:
+            return chosen
+    return replace(options, prefill_chunk=GPU_CHUNKS[-1])
 
 
 def too_large(what: str, plan: MemoryPlan, others: int = 0) -> CapacityError:

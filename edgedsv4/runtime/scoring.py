@@ -256,7 +256,7 @@ def _scored_rows(
 ) -> Iterator[tuple[Logits, Sequence[int]]]:
     """Log-probabilities [n, V] and the n tokens they predict, in blocks fit for float64."""
     block = max(1, _BLOCK_ELEMENTS // engine.config.vocab_size)
-    chunk = engine.options.prefill_chunk
+    chunk = engine.options.chunk
     for ids in windows:
         with engine.new_session(context=window) as session:
             evaluate = partial(session.evaluate, logits="all", chunk=chunk)
@@ -317,7 +317,7 @@ def save_all_logits(
     with whole_file(out) as file, engine.new_session(context=len(token_ids)) as session:
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        chunk = engine.options.prefill_chunk
+        chunk = engine.options.chunk
         evaluate = partial(session.evaluate, logits="all", chunk=chunk)
         for start, logits in evaluate_chunks(evaluate, token_ids, chunk):
             file.write(np.ascontiguousarray(logits, dtype="<f4").tobytes())

@@ -147,7 +147,7 @@ class Session:
             token_ids: ids of the tokens to append.
             logits: "all" returns float32 [T, V]; "last" [1, V], or [0, V] without tokens; "none"
                 None.
-            chunk: tokens evaluated at once; None takes `EngineOptions.prefill_chunk`.
+            chunk: tokens evaluated at once; None takes the engine's.
             on_progress: told (done, total) after every chunk.
 
         Raises:
@@ -177,7 +177,7 @@ class Session:
         Raises:
             As `evaluate`, and NumericError when a logit is infinite.
         """
-        ids, chunk = _plain_ids(token_ids), self._parts.options.prefill_chunk
+        ids, chunk = _plain_ids(token_ids), self._parts.options.chunk
         with self._working() as timeline:
             timeline.check_room(ids)
             before = timeline.logits() if ids and timeline.length else None

@@ -67,7 +67,7 @@ class Timeline:
         self.checkpoints = TurnCheckpoints(options.checkpoint_bytes)
         self._model = model
         self._cache = model.new_cache(capacity)
-        self._chunk = options.prefill_chunk
+        self._chunk = options.chunk
         self._check_files = check_files
         self._hooks = ForwardHooks(should_stop=should_stop)
         self._ids: list[int] = []
@@ -86,7 +86,7 @@ class Timeline:
                 model,
                 capacity=capacity,
                 count=options.draft,
-                chunk=options.prefill_chunk,
+                chunk=options.chunk,
                 hooks=self._hooks,
                 clock=clock,
             )

@@ -111,7 +111,7 @@ def test_biases_are_taken_over() -> None:
         ("seed", "-1, the default", SamplingOptions().seed is None),
         ("max_tokens", "0, the default", SamplingOptions().max_tokens is None),
         ("thinking", '"high" (the default)', PromptOptions().thinking == "high"),
-        ("prefill_chunk", "by default 256", EngineOptions().prefill_chunk == 256),
+        ("prefill_chunk", "0: 256", EngineOptions().chunk == 256),
         ("draft", "0 (the default)", EngineOptions().draft == 0),
         ("device", '"auto" (the default)', EngineOptions().device == "auto"),
         ("backend", '"auto" (the default)', EngineOptions().backend == "auto"),

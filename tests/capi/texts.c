@@ -288,7 +288,7 @@ static void engine_numbers(void)
     } fields[] = {
         {offsetof(dsv4_engine_options, context), "context", {-1, (1 << 24) + 1}},
         {offsetof(dsv4_engine_options, threads), "threads", {-1, 1000000}},
-        {offsetof(dsv4_engine_options, prefill_chunk), "prefill_chunk", {0, 65537}},
+        {offsetof(dsv4_engine_options, prefill_chunk), "prefill_chunk", {-1, 65537}},
         {offsetof(dsv4_engine_options, draft), "draft", {-1, 9}},
     };
     dsv4_engine_options options;
