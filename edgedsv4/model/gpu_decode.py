@@ -27,6 +27,7 @@ from edgedsv4.kernels.gpu.route import route
 from edgedsv4.kernels.gpu.sample import argmax, argmax_work_ints
 from edgedsv4.kernels.mhc import HyperConstants
 from edgedsv4.model.gpu_layer_state import LayerState, layer_state
+from edgedsv4.model.layer_plan import OVERLAP_RATIO
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
@@ -80,34 +81,40 @@ class DecodeStep:
         self._best_work = torch.empty(
             argmax_work_ints(1, config.vocab_size), dtype=torch.int32, device=device
         )
-        self._graph: Any = None
+        self._graphs: dict[bool, Any] = {}
+        """By whether rows are selected."""
 
-    def run(self) -> None:
+    def run(self, position: int) -> None:
         """Evaluate the token at `StepPlace.given`; returns before the device is done.
 
         The rows of the token enter the rings, its logits `StepBuffers.logits`.
-        """
-        if self._graph is None and _has_graphs(self._buffers.x.device):
-            self._capture()
-        if self._graph is None:
-            self._launch()
-        else:
-            self._graph.replay()
 
-    def _capture(self) -> None:
+        Args:
+            position: as the device was told. Below, every layer attends to all compressed rows
+                there are, and the step without an indexer does: both are recorded at once.
+        """
+        if not self._graphs and _has_graphs(self._buffers.x.device):
+            self._graphs = {selects: self._capture(selects=selects) for selects in (True, False)}
+        selects = (position + 1) // OVERLAP_RATIO > self._config.index_topk
+        if self._graphs:
+            self._graphs[selects].replay()
+        else:
+            self._launch(selects=selects)
+
+    def _capture(self, *, selects: bool) -> Any:
         """Record the step. Warming up evaluates the token, which evaluating again changes not."""
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
-                self._launch()
+                self._launch(selects=selects)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            self._launch()
-        self._graph = graph
+            self._launch(selects=selects)
+        return graph
 
-    def _launch(self) -> None:
+    def _launch(self, *, selects: bool) -> None:
         buffers, network, place = self._buffers, self._network, self._place
         place.launch()
         buffers.bad.zero_()
@@ -115,7 +122,7 @@ class DecodeStep:
         o: Tensor | None = None
         for layer, state in zip(network.layers, self._states, strict=True):
             self._hyper(layer.hc_attn, layer.attn_norm, o)
-            self._attention(layer, state)
+            self._attention(layer, state, selects=selects)
             self._hyper(layer.hc_ffn, layer.ffn_norm, buffers.o)
             self._experts(layer)
             o = buffers.o
@@ -152,7 +159,7 @@ class DecodeStep:
             work=self._work,
         )
 
-    def _attention(self, layer: DeviceLayer, state: LayerState) -> None:
+    def _attention(self, layer: DeviceLayer, state: LayerState, *, selects: bool) -> None:
         buffers, place, plan, config = self._buffers, self._place, layer.plan, self._config
         made = buffers.entrance[:, : layer.entrance.width]
         self._matvec(made, buffers.x, layer.entrance.matrices)
@@ -179,10 +186,12 @@ class DecodeStep:
             bad=buffers.bad,
         )
         prepare(buffers.qr, products, state.attention, positions)
-        queries = buffers.queries[:, : layer.queries.width]
-        self._matvec(queries, buffers.qr, layer.queries.matrices)
+        selects = selects and has_indexer
+        matrices = layer.queries.matrices if selects else layer.queries.matrices[:1]
+        queries = buffers.queries[:, : sum(matrix.rows for matrix in matrices)]
+        self._matvec(queries, buffers.qr, matrices)
         q = queries[:, layer.queries.columns["q"]].view(1, config.num_heads, config.head_dim)
-        self._finish(layer, queries, q, made, state)
+        self._finish(layer, queries, q, made, state if selects else None)
         decode_attention(
             buffers.attended,
             q,
@@ -190,7 +199,7 @@ class DecodeStep:
             place.position,
             window=config.window,
             compressed=state.compressed,
-            selected=buffers.selected if has_indexer else None,
+            selected=buffers.selected if selects else None,
             ratio=plan.ratio,
             sink=layer.sink,
             cos=cos,
@@ -202,13 +211,18 @@ class DecodeStep:
         self._matvec(buffers.o, buffers.grouped, [layer.wo_b])
 
     def _finish(
-        self, layer: DeviceLayer, queries: Tensor, q: Tensor, made: Tensor, state: LayerState
+        self,
+        layer: DeviceLayer,
+        queries: Tensor,
+        q: Tensor,
+        made: Tensor,
+        state: LayerState | None,
     ) -> None:
-        """Queries ready for use, and on layers with an indexer the selected rows."""
+        """Queries ready for use, and with the state of an indexer the selected rows."""
         buffers, place, config = self._buffers, self._place, self._config
         cos, sin = place.rotation(layer.plan.rope)
         rotation = Rotation(cos=cos, sin=sin)
-        if state.keys is None:
+        if state is None or state.keys is None:
             finish_queries(q, q, rotation, config.rms_norm_eps)
             return
         shape = (1, config.index_heads, config.index_dim)

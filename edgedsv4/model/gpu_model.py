@@ -133,7 +133,7 @@ class GpuModel(Model):
         buffers, position = self._buffers, cache.length
         self._place.give(int(token_ids[0]), position)
         cache.forget_overwritten()
-        cache.step.run()
+        cache.step.run(position)
         best, is_bad = buffers.outcome()
         if is_bad:
             self._explain(buffers.streams, position, 1, buffers.logits)
