@@ -24,6 +24,13 @@ from edgedsv4.kernels.gpu.group_dots import (
     unit_columns,
     vector_columns,
 )
+from edgedsv4.kernels.gpu.expert_lanes import (
+    LaneTile,
+    down_lanes,
+    fits_lanes,
+    gate_up_lanes,
+    gated,
+)
 from edgedsv4.kernels.gpu.matvec import kernel_planes
 from edgedsv4.kernels.gpu.row_dots import row_dots
 
@@ -76,6 +83,7 @@ def expert_gate_up(
     limits: tuple[float, float],
     *,
     family: str = "sm_90",
+    tile: LaneTile | None = None,
 ) -> None:
     """Hidden layers of the chosen experts and of the shared one.
 
@@ -87,6 +95,7 @@ def expert_gate_up(
         shared: W1 and W3 of the shared expert, [Fs, D] and of one type.
         limits: clamps of the routed experts and of the shared one; inf for none.
         family: target family, the key of the tile table.
+        tile: other sizes than those of the table, of types with `lane_dots`.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -97,10 +106,13 @@ def expert_gate_up(
     chosen, columns = len(slots), w1.cols
     width = (h.numel() - shared_rows) // chosen
     _check_gate_up(h, x, slots, (w1, w3, s1, s3), (width, shared_rows))
+    if fits_lanes(w1, shared[0] if shared is not None else None, family):
+        gate_up_lanes(h, x, slots, gate_up, shared, limits, width, family, tile)
+        return
     table = _GATE_UP if unit_columns(w1.type) == 32 else _BLOCK_GATE_UP
-    tile = _tile(table, _OTHER_GATE_UP, family)
+    size = _tile(table, _OTHER_GATE_UP, family)
     is_grouped, is_shared_grouped = _is_grouped(w1, family), _is_grouped(s1, family)
-    block = tile.rows if is_grouped else _ROWS
+    block = size.rows if is_grouped else _ROWS
     shared_block = 16 if is_shared_grouped else _ROWS
     programs = chosen * -(-width // block) + -(-shared_rows // shared_block)
     _gate_up_kernel[(programs,)](
@@ -111,16 +123,16 @@ def expert_gate_up(
         TYPE=w1.type,
         SCALE_COLS=w1.scale_cols,
         UNIT=unit_columns(w1.type) if is_grouped else 0,
-        BU=tile.units(w1.type),
+        BU=size.units(w1.type),
         BN=block,
         SHARED_TYPE=s1.type if shared is not None else "",
         SHARED_SCALE_COLS=s1.scale_cols,
         SHARED_UNIT=unit_columns(s1.type) if is_shared_grouped else 0,
-        SHARED_BU=tile.units(s1.type),
+        SHARED_BU=size.units(s1.type),
         SHARED_BN=shared_block,
-        BG=_pieces(columns, tile.warps),
-        STAGES=tile.stages,
-        num_warps=tile.warps,
+        BG=_pieces(columns, size.warps),
+        STAGES=size.stages,
+        num_warps=size.warps,
     )
 
 
@@ -133,6 +145,7 @@ def expert_down(
     shared: DeviceMatrix | None,
     *,
     family: str = "sm_90",
+    tile: LaneTile | None = None,
 ) -> None:
     """Weighted sum of the outputs of the chosen experts, and of the shared one.
 
@@ -144,6 +157,7 @@ def expert_down(
         down: bank W2, [slots D, F].
         shared: W2 of the shared expert, [D, Fs].
         family: target family, the key of the tile table.
+        tile: other sizes than those of the table, of types with `lane_dots`.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -158,9 +172,12 @@ def expert_down(
             f"expert_down: out {list(out.shape)}, h {list(h.shape)}, slots {list(slots.shape)},"
             f" weights {list(weights.shape)}, bank [{down.rows}, {columns}], shared {shared}"
         )
-    tile = _tile(_DOWN, _OTHER_DOWN, family)
+    if fits_lanes(down, shared, family):
+        down_lanes(out, h, slots, weights, down, shared, family, tile)
+        return
+    size = _tile(_DOWN, _OTHER_DOWN, family)
     are_grouped = _is_grouped(down, family) and _is_grouped(other, family)
-    block = tile.rows if are_grouped else _ROWS
+    block = size.rows if are_grouped else _ROWS
     unit, shared_unit = (unit_columns(m.type) if are_grouped else 0 for m in (down, other))
     _down_kernel[(-(-rows // block),)](
         *(out, h, slots, weights, *_planes(down, are_grouped), *_planes(other, are_grouped)),
@@ -169,16 +186,16 @@ def expert_down(
         TYPE=down.type,
         SCALE_COLS=down.scale_cols,
         UNIT=unit,
-        BU=tile.units(down.type),
+        BU=size.units(down.type),
         SHARED_K=shared_columns,
         SHARED_TYPE=other.type if shared is not None else "",
         SHARED_SCALE_COLS=other.scale_cols,
         SHARED_UNIT=shared_unit,
-        SHARED_BU=tile.units(other.type),
+        SHARED_BU=size.units(other.type),
         BN=block,
-        BG=_pieces(columns, tile.warps),
-        STAGES=tile.stages,
-        num_warps=tile.warps,
+        BG=_pieces(columns, size.warps),
+        STAGES=size.stages,
+        num_warps=size.warps,
     )
 
 
@@ -211,15 +228,6 @@ def _check_gate_up(
         )
     if any(t.dtype != torch.float32 for t in (h, x)) or slots.dtype != torch.int32:
         raise ShapeError("expert_gate_up: h and x f32, slots int32 are needed")
-
-
-@triton.jit
-def _gated(gate, up, limit):
-    gate = tl.where(gate > limit, limit, gate)
-    up = tl.where(up > limit, limit, up)
-    up = tl.where(up < -limit, -limit, up)
-    e = tl.exp(-tl.abs(gate))
-    return gate * tl.where(gate < 0, e, 1.0) / (1.0 + e) * up
 
 
 @triton.jit
@@ -316,7 +324,7 @@ def _gate_up_kernel(
             *(UNIT, BU, BN, BG, STAGES),
         )
         o_n = first + tl.arange(0, BN)
-        tl.store(h_ptr + i_slot * width + o_n, _gated(gate, up, limit), mask=o_n < width)
+        tl.store(h_ptr + i_slot * width + o_n, gated(gate, up, limit), mask=o_n < width)
     elif SHARED_TYPE != "":
         s_first = tl.program_id(0) * SHARED_BN
         s_base = s_first.to(tl.int64) * 0
@@ -325,7 +333,7 @@ def _gate_up_kernel(
             *(K, SHARED_TYPE, SHARED_SCALE_COLS, SHARED_UNIT, SHARED_BU, SHARED_BN, BG, STAGES),
         )
         o_s = s_first + tl.arange(0, SHARED_BN)
-        s_h = _gated(s_gate, s_up, shared_limit)
+        s_h = gated(s_gate, s_up, shared_limit)
         tl.store(h_ptr + chosen * width + o_s, s_h, mask=o_s < shared_rows)
 
 
