@@ -22,9 +22,8 @@ from edgedsv4.config import EngineOptions
 from edgedsv4.errors import BusyError, ConfigError, Dsv4Error
 from edgedsv4.formats.sigbus import install_guard
 from edgedsv4.model.weight_table import bind_weights
-from edgedsv4.runtime.backends import BackendChoice, check_backend, choose_backend, load_model
-from edgedsv4.runtime.device import engine_device, memory_budget, resident_bytes
-from edgedsv4.runtime.device_weights import device_weight_items
+from edgedsv4.runtime.backends import BackendChoice, check_backend, load_model
+from edgedsv4.runtime.device import engine_device, resident_bytes
 from edgedsv4.runtime.gpu_devices import device_memory_errors
 from edgedsv4.runtime.memory_plan import (
     EXPERTS,
@@ -34,15 +33,7 @@ from edgedsv4.runtime.memory_plan import (
     plan_memory,
     workspace_bytes,
 )
-from edgedsv4.runtime.opening import (
-    checked_plan,
-    notes_of,
-    tokenizer_of,
-    too_large,
-    use_threads,
-    weight_bytes,
-    with_gpu_chunk,
-)
+from edgedsv4.runtime.opening import notes_of, place, tokenizer_of, too_large, use_threads
 from edgedsv4.runtime.session import Session
 from edgedsv4.runtime.session_parts import SessionParts
 from edgedsv4.runtime.shipped_models import open_model
@@ -128,21 +119,16 @@ class Engine:
         """
         options = options or EngineOptions()
         report = on_progress or (lambda _what, _done, _total: None)
-        device = engine_device(options)
-        check_backend(options, device)
+        check_backend(options, engine_device(options))
         if options.sigbus_guard:
             install_guard()
         with ExitStack() as stack:
             report("open model", 0, 4)
             checkpoint = stack.enter_context(open_model(model, options))
             bound = bind_weights(checkpoint)
-            choice = choose_backend(bound, options, device)
-            is_on_gpu = choice.name == "triton"
-            weights = device_weight_items(bound) if is_on_gpu else weight_bytes(bound)
-            budget = memory_budget(device, options)
-            if is_on_gpu:
-                options = with_gpu_chunk(checkpoint.config, weights, options, budget)
-            plan = checked_plan(checkpoint, weights, options, budget, is_on_gpu=is_on_gpu)
+            placement = place(checkpoint, bound, options)
+            options, device = placement.options, placement.device
+            choice, weights, plan = placement.choice, placement.weights, placement.plan
             report("open model", 1, 4)
             if options.verify:
                 verify_weights(bound, checkpoint.path, partial(report, "verify"))
@@ -162,7 +148,7 @@ class Engine:
                 token_bytes=TokenBytes.of(bound),
                 choice=choice,
                 threads=threads,
-                notes=notes_of(model, checkpoint, [*bound.warnings, *choice.notes], plan, options),
+                notes=notes_of(model, checkpoint, (*bound.warnings, *placement.notes), placement),
                 files=stack.pop_all(),
                 owner=cache(partial(session_owner, checkpoint, tokenizer)),
             )
@@ -411,4 +397,5 @@ class Engine:
             if (usage := session.usage()) is not None
         )
         if plan.needed_bytes + others > plan.available_bytes:
-            raise too_large(f"a session of {capacity:,} tokens", plan, others)
+            what, is_on_gpu = f"a session of {capacity:,} tokens", opened.choice.name == "triton"
+            raise too_large(what, plan, others, is_on_device=is_on_gpu)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from edgedsv4.errors import CapacityError, ConfigError
-from edgedsv4.runtime.device import resolve_device, unused_budget
+from edgedsv4.runtime.backends import BackendChoice, choose_backend
+from edgedsv4.runtime.device import (
+    engine_device,
+    memory_budget,
+    unused_budget,
+)
+from edgedsv4.runtime.device_weights import device_weight_items
 from edgedsv4.runtime.host import physical_cores
 from edgedsv4.runtime.memory_plan import (
     DEFAULT_CONTEXT,
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions, ModelConfig
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.model.bound_weights import BoundWeights
-    from edgedsv4.runtime.backends import BackendChoice
 
 
 logger = logging.getLogger(__name__)
@@ -65,6 +70,58 @@ def weight_bytes(bound: BoundWeights) -> dict[str, int]:
     return weight_items(sizes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a model is computed, by what, and with how much memory."""
+
+    device: torch.device
+    options: EngineOptions
+    """With the chunk that was chosen."""
+    choice: BackendChoice
+    weights: dict[str, int]
+    """Bytes by item of the memory plan."""
+    plan: MemoryPlan
+    notes: tuple[str, ...]
+
+
+def place(checkpoint: Checkpoint, bound: BoundWeights, options: EngineOptions) -> Placement:
+    """Decide where a model runs; with the device `auto` on the CPU if no card can hold it.
+
+    Raises:
+        ConfigError: a context beyond the model's own.
+        CapacityError: it does not fit.
+        BackendUnavailableError: a device or backend that cannot run it.
+    """
+    device = engine_device(options)
+    try:
+        return _place_on(device, checkpoint, bound, options)
+    except CapacityError as error:
+        if options.device != "auto" or device.type == "cpu" or options.backend == "triton":
+            raise
+        why = f"computed on the CPU, since the memory of {device} is too small: {error}"
+    found = _place_on(torch.device("cpu"), checkpoint, bound, options)
+    return replace(found, notes=(*found.notes, why))
+
+
+def _place_on(
+    device: torch.device, checkpoint: Checkpoint, bound: BoundWeights, options: EngineOptions
+) -> Placement:
+    choice = choose_backend(bound, options, device)
+    is_on_gpu = choice.name == "triton"
+    weights = device_weight_items(bound) if is_on_gpu else weight_bytes(bound)
+    budget = memory_budget(device, options)
+    if is_on_gpu:
+        options = with_gpu_chunk(checkpoint.config, weights, options, budget)
+    return Placement(
+        device=device,
+        options=options,
+        choice=choice,
+        weights=weights,
+        plan=checked_plan(checkpoint, weights, options, budget, is_on_gpu=is_on_gpu),
+        notes=choice.notes,
+    )
+
+
 def checked_plan(
     checkpoint: Checkpoint,
     weights: dict[str, int],
@@ -94,7 +151,8 @@ def checked_plan(
         on_gpu=is_on_gpu,
     )
     if not plan.fits:
-        raise too_large(f"{checkpoint.path} with {plan.context:,} tokens of context", plan)
+        what = f"{checkpoint.path} with {plan.context:,} tokens of context"
+        raise too_large(what, plan, is_on_device=is_on_gpu)
     return plan
 
 
@@ -115,7 +173,9 @@ def with_gpu_chunk(
     return replace(options, prefill_chunk=GPU_CHUNKS[-1])
 
 
-def too_large(what: str, plan: MemoryPlan, others: int = 0) -> CapacityError:
+def too_large(
+    what: str, plan: MemoryPlan, others: int = 0, *, is_on_device: bool = False
+) -> CapacityError:
     """The error for something that the memory plan has no room for."""
     beside = f" beside {others:,} bytes of other sessions" if others else ""
     ends = f"; the memory ends in: {plan.limiting_item}" if plan.limiting_item else ""
@@ -124,6 +184,7 @@ def too_large(what: str, plan: MemoryPlan, others: int = 0) -> CapacityError:
         " ask for less context, a smaller prefill_chunk or checkpoint_bytes",
         needed_bytes=plan.needed_bytes + others,
         available_bytes=plan.available_bytes,
+        is_on_device=is_on_device,
     )
 
 
@@ -141,12 +202,12 @@ def notes_of(
     model: str | Path,
     checkpoint: Checkpoint,
     found: Sequence[str],
-    plan: MemoryPlan,
-    options: EngineOptions,
+    placement: Placement,
 ) -> tuple[str, ...]:
     """Everything a user should know; `found` is what the weights and the backend gave."""
+    options, plan = placement.options, placement.plan
     warnings = [*checkpoint.warnings, *found]
-    unused = unused_budget(resolve_device(options.device), options)
+    unused = unused_budget(placement.device, options)
     if unused is not None:
         warnings.append(unused)
     if not plan.experts_fit:

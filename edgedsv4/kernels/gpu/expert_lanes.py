@@ -23,6 +23,7 @@ from edgedsv4.kernels.gpu.lane_dots import (
     total,
     vector_operand,
 )
+from edgedsv4.kernels.gpu.row_dots import q8_0_sums
 
 if TYPE_CHECKING:
     from edgedsv4.kernels.gpu.planes import DeviceMatrix
@@ -146,22 +147,6 @@ def gated(gate, up, limit):
 
 
 @triton.jit
-def _q8_0_sums(x_ptr, p0, p1, row, K: tl.constexpr):
-    """Products of rows [R] of Q8_0 matrices with x, p0 and p1 [R] pointers: f32 [R]."""
-    P: tl.constexpr = triton.next_power_of_2(K // 16)
-    piece = tl.arange(0, P)
-    mask = (piece < K // 16)[None, :]
-    column = piece[:, None] * 16 + tl.arange(0, 16)[None, :]
-    address = (p0 + row * K)[:, None, None] + column[None, :, :]
-    w = tl.load(address, mask=mask[:, :, None], other=0)  # [R, P, 16]
-    d = tl.load((p1 + row * (K // 32))[:, None] + (piece // 2)[None, :], mask=mask, other=0.0)
-    x = tl.load(x_ptr + column, mask=column < K, other=0.0)
-    # Codes are stored with 128 added.
-    part = tl.sum(w.to(tl.float32) * x[None, :, :], 2) - 128.0 * tl.sum(x, 1)[None, :]
-    return tl.sum(part * d.to(tl.float32), 1)
-
-
-@triton.jit
 def _gate_up_load(
     a0,
     a1,
@@ -255,7 +240,7 @@ def gate_up_kernel(
         steps = tl.cdiv(shared_rows, SHARED_BN)
         for step in tl.range(tl.program_id(0), steps, tl.num_programs(0), num_stages=1):
             row = tl.minimum(step * SHARED_BN + (j % SHARED_BN), shared_rows - 1).to(tl.int64)
-            both = _q8_0_sums(x_ptr, p0, p1, row, K)
+            both = q8_0_sums(x_ptr, p0, p1, row, K)
             s_gate, s_up = tl.split(tl.permute(tl.reshape(both, (2, SHARED_BN)), (1, 0)))
             o_s = step * SHARED_BN + tl.arange(0, SHARED_BN)
             hidden = gated(s_gate, s_up, shared_limit)
@@ -353,8 +338,8 @@ def down_kernel(
         last = tl.minimum(first + 8 + tl.arange(0, 8), rows - 1).to(tl.int64)
         zero = tl.zeros([8], tl.int64)
         both = tl.join(
-            _q8_0_sums(h_ptr + chosen * K, c0 + zero, c1 + zero, row, SHARED_K),
-            _q8_0_sums(h_ptr + chosen * K, c0 + zero, c1 + zero, last, SHARED_K),
+            q8_0_sums(h_ptr + chosen * K, c0 + zero, c1 + zero, row, SHARED_K),
+            q8_0_sums(h_ptr + chosen * K, c0 + zero, c1 + zero, last, SHARED_K),
         )
         out += tl.reshape(tl.permute(both, (1, 0)), (16,))
     tl.store(out_ptr + o_n, out, mask=o_n < rows)

@@ -17,19 +17,19 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.group_dots import (
-    add_products,
-    group_planes,
-    total,
-    unit_columns,
-    vector_columns,
-)
 from edgedsv4.kernels.gpu.expert_lanes import (
     LaneTile,
     down_lanes,
     fits_lanes,
     gate_up_lanes,
     gated,
+)
+from edgedsv4.kernels.gpu.group_dots import (
+    add_products,
+    group_planes,
+    total,
+    unit_columns,
+    vector_columns,
 )
 from edgedsv4.kernels.gpu.matvec import kernel_planes
 from edgedsv4.kernels.gpu.row_dots import row_dots

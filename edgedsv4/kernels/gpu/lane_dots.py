@@ -28,7 +28,7 @@ def load_vector(x_ptr, o_u, m_u):
 
 @triton.jit
 def vector_operand(x, TYPE: tl.constexpr, BU: tl.constexpr):
-    """x [BU, 256] as the other operand, f16 [BU, 256, 2], and sums of it, f16 [BU, 16, 2]."""
+    """Vector [BU, 256] as the other operand, f16 [BU, 256, 2], and sums of it, f16 [BU, 16, 2]."""
     k = tl.arange(0, 256)
     if TYPE == "Q2_K":
         # Pairs 1, 4 and 7 of a word are cut out times 4, pairs 2 and 5 times 16.

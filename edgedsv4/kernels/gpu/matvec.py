@@ -11,6 +11,7 @@ and nothing else counts, so a program takes few rows and keeps all its loads in 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,7 +26,18 @@ from edgedsv4.kernels.gpu.group_dots import (
     vector_columns,
 )
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, plane_arguments
-from edgedsv4.kernels.gpu.row_dots import row_dots
+from edgedsv4.kernels.gpu.row_dots import q8_0_sums, row_dots
+
+
+@dataclass(frozen=True, slots=True)
+class MatvecTile:
+    """Size of a program's work."""
+
+    rows: int
+    warps: int
+    is_whole: bool
+    """Whether all columns are loaded at once, of Q8_0 and one token."""
+
 
 MAX_TOKENS = 8
 MAX_MATRICES = 4
@@ -51,6 +63,7 @@ def matvec(
     groups: int = 1,
     *,
     family: str = "sm_90",
+    tile: MatvecTile | None = None,
 ) -> None:
     """Write the products of all matrices.
 
@@ -60,6 +73,7 @@ def matvec(
         matrices: one to four of K columns each; one if there are groups.
         groups: row blocks that have columns of x of their own.
         family: target family.
+        tile: other sizes than those that suit the rows.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -69,6 +83,8 @@ def matvec(
     rows = [matrix.rows for matrix in matrices] + [0] * (MAX_MATRICES - len(matrices))
     block = _rows_per_program(sum(rows), rows[0] // groups if groups > 1 else 0, tokens)
     warps = min(_MAX_WARPS, int(triton.next_power_of_2(-(-columns // _WARP_COLUMNS))))
+    if tile is not None:
+        block, warps = tile.rows, tile.warps
     are_grouped = [tokens == 1 and groups == 1 and _is_grouped(m, family) for m in matrices]
     units = [unit_columns(m.type) if g else 0 for m, g in zip(matrices, are_grouped, strict=True)]
     units += [0] * (MAX_MATRICES - len(matrices))
@@ -95,6 +111,7 @@ def matvec(
         BT=2 if tokens > 1 and are_pieced else 1,
         BG=min(32 * warps, int(triton.next_power_of_2(-(-columns // 16)))),
         WARPS=warps,
+        IS_WHOLE=tile is not None and tile.is_whole and tokens == 1,
         STAGES=1 if family.startswith("gfx") else 3,
         num_warps=warps,
         **constants,
@@ -195,6 +212,7 @@ def _matvec_kernel(
     BT: tl.constexpr,
     BG: tl.constexpr,
     WARPS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     i = tl.program_id(0)
@@ -207,27 +225,27 @@ def _matvec_kernel(
             x_ptr += (row // group_rows) * K
         _rows(
             *(y_ptr, x_ptr, a0, a1, a2, a3, row, rows_0, stride_y, stride_x, T),
-            *(K, TYPE_0, SCALE_COLS_0, UNIT_0, BT, BN_0, BG, WARPS, STAGES),
+            *(K, TYPE_0, SCALE_COLS_0, UNIT_0, BT, BN_0, BG, WARPS, IS_WHOLE, STAGES),
         )
     elif i < end_1:
         if TYPE_1 != "":
             y_1 = y_ptr + rows_0
             _rows(
                 *(y_1, x_ptr, b0, b1, b2, b3, (i - end_0) * BN_1, rows_1, stride_y, stride_x, T),
-                *(K, TYPE_1, SCALE_COLS_1, UNIT_1, BT, BN_1, BG, WARPS, STAGES),
+                *(K, TYPE_1, SCALE_COLS_1, UNIT_1, BT, BN_1, BG, WARPS, IS_WHOLE, STAGES),
             )
     elif i < end_2:
         if TYPE_2 != "":
             y_2 = y_ptr + rows_0 + rows_1
             _rows(
                 *(y_2, x_ptr, c0, c1, c2, c3, (i - end_1) * BN_2, rows_2, stride_y, stride_x, T),
-                *(K, TYPE_2, SCALE_COLS_2, UNIT_2, BT, BN_2, BG, WARPS, STAGES),
+                *(K, TYPE_2, SCALE_COLS_2, UNIT_2, BT, BN_2, BG, WARPS, IS_WHOLE, STAGES),
             )
     elif TYPE_3 != "":
         y_3 = y_ptr + rows_0 + rows_1 + rows_2
         _rows(
             *(y_3, x_ptr, d0, d1, d2, d3, (i - end_2) * BN_3, rows_3, stride_y, stride_x, T),
-            *(K, TYPE_3, SCALE_COLS_3, UNIT_3, BT, BN_3, BG, WARPS, STAGES),
+            *(K, TYPE_3, SCALE_COLS_3, UNIT_3, BT, BN_3, BG, WARPS, IS_WHOLE, STAGES),
         )
 
 
@@ -252,6 +270,7 @@ def _rows(
     BN: tl.constexpr,
     BG: tl.constexpr,
     WARPS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Rows first .. first + BN - 1 of one matrix for every token."""
@@ -265,6 +284,10 @@ def _rows(
             x, sums = vector_columns(x_ptr, 1.0, u0, K, TYPE, UNIT, BU)
             acc = add_products(acc, x, sums, p0, p1, p2, p3, row, u0, K, TYPE, UNIT, BU, BN)
         tl.store(y_ptr + o_n, total(acc, TYPE), mask=o_n < rows)
+    elif IS_WHOLE and TYPE == "Q8_0":
+        o_row = tl.minimum(o_n, rows - 1).to(tl.int64)
+        zero = tl.zeros([BN], tl.int64)
+        tl.store(y_ptr + o_n, q8_0_sums(x_ptr, p0 + zero, p1 + zero, o_row, K), mask=o_n < rows)
     else:
         row = first.to(tl.int64)
         for i_t in range(0, T, BT):

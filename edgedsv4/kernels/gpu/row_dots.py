@@ -47,6 +47,22 @@ def row_dots(
 
 
 @triton.jit
+def q8_0_sums(x_ptr, p0, p1, row, K: tl.constexpr):
+    """Products of rows [R] of Q8_0 matrices with x, p0 and p1 [R] pointers: f32 [R]."""
+    P: tl.constexpr = triton.next_power_of_2(K // 16)
+    piece = tl.arange(0, P)
+    mask = (piece < K // 16)[None, :]
+    column = piece[:, None] * 16 + tl.arange(0, 16)[None, :]
+    address = (p0 + row * K)[:, None, None] + column[None, :, :]
+    w = tl.load(address, mask=mask[:, :, None], other=0)  # [R, P, 16]
+    d = tl.load((p1 + row * (K // 32))[:, None] + (piece // 2)[None, :], mask=mask, other=0.0)
+    x = tl.load(x_ptr + column, mask=column < K, other=0.0)
+    # Codes are stored with 128 added.
+    part = tl.sum(w.to(tl.float32) * x[None, :, :], 2) - 128.0 * tl.sum(x, 1)[None, :]
+    return tl.sum(part * d.to(tl.float32), 1)
+
+
+@triton.jit
 def _by_pieces(
     x_ptr,
     stride_x,
