@@ -94,8 +94,11 @@ class StepBuffers:
         chosen = config.experts_per_token
         self.expert_ids = torch.empty((1, chosen), dtype=torch.int32, device=device)
         self.expert_weights = floats(1, chosen)
-        inner = (chosen + config.num_shared_experts) * config.expert_width
-        self.inner = floats(inner)
+        self.inner = floats(chosen * config.expert_width)
+        width = config.num_shared_experts * config.expert_width
+        self.shared_both = floats(1, 2 * width)
+        self.shared_inner = floats(1, width)
+        self.shared = floats(1, hidden)
         self.y = floats(1, hidden)
         self.logits = floats(1, config.vocab_size)
         self.selected = torch.empty((1, config.index_topk), dtype=torch.int32, device=device)

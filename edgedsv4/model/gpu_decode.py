@@ -7,7 +7,8 @@ timeline and replayed; where the device has no graphs, the same launches are iss
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from edgedsv4.kernels._triton import IS_INTERPRETED
 from edgedsv4.kernels.gpu.attention import decode_attention, decode_partials, decode_splits
 from edgedsv4.kernels.gpu.expert_vec import expert_down, expert_gate_up
 from edgedsv4.kernels.gpu.finish_queries import IndexQueries, Rotation, finish_queries
+from edgedsv4.kernels.gpu.gated import gated
 from edgedsv4.kernels.gpu.gather_rows import embed_streams
 from edgedsv4.kernels.gpu.hyper import head_step, hyper_step, hyper_work_floats
 from edgedsv4.kernels.gpu.index_scores import score_keys
@@ -81,6 +83,9 @@ class DecodeStep:
         self._best_work = torch.empty(
             argmax_work_ints(1, config.vocab_size), dtype=torch.int32, device=device
         )
+        self._side: Any = None
+        if device.type == "cuda":
+            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graphs: dict[bool, Any] = {}
         """By whether rows are selected."""
 
@@ -120,12 +125,17 @@ class DecodeStep:
         buffers.bad.zero_()
         embed_streams(buffers.streams, place.token_ids, network.embed)
         o: Tensor | None = None
+        extra: Tensor | None = None
         for layer, state in zip(network.layers, self._states, strict=True):
-            self._hyper(layer.hc_attn, layer.attn_norm, o)
+            self._hyper(layer.hc_attn, layer.attn_norm, o, extra)
             self._attention(layer, state, selects=selects)
             self._hyper(layer.hc_ffn, layer.ffn_norm, buffers.o)
+            with self._aside():
+                self._shared(layer)
             self._experts(layer)
+            self._join()
             o = buffers.o
+            extra = buffers.shared if layer.shared_w2 is not None else None
         head = network.hc_head
         head_step(
             buffers.y,
@@ -139,11 +149,14 @@ class DecodeStep:
             norm=network.norm,
             constants=self._constants,
             work=self._work,
+            extra=extra,
         )
         self._matvec(buffers.logits, buffers.y, [network.head])
         argmax(buffers.best, buffers.logits, self._best_work)
 
-    def _hyper(self, hyper: DeviceHyper, norm: Tensor, o: Tensor | None) -> None:
+    def _hyper(
+        self, hyper: DeviceHyper, norm: Tensor, o: Tensor | None, extra: Tensor | None = None
+    ) -> None:
         buffers = self._buffers
         hyper_step(
             buffers.x,
@@ -157,6 +170,7 @@ class DecodeStep:
             norm=norm,
             constants=self._constants,
             work=self._work,
+            extra=extra,
         )
 
     def _attention(self, layer: DeviceLayer, state: LayerState, *, selects: bool) -> None:
@@ -255,17 +269,35 @@ class DecodeStep:
             table=layer.expert_table,
             token_ids=self._place.token_ids,
         )
-        shared = None
-        if layer.shared_w1 is not None and layer.shared_w3 is not None:
-            shared = (layer.shared_w1, layer.shared_w3)
-        slots = buffers.expert_ids[0]
-        limits = (plan.swiglu_limit, plan.shared_swiglu_limit)
+        slots, weights = buffers.expert_ids[0], buffers.expert_weights[0]
         gate_up, family = (bank.w1, bank.w3), self._family
-        expert_gate_up(buffers.inner, buffers.x, slots, gate_up, shared, limits, family=family)
-        weights = buffers.expert_weights[0]
-        expert_down(
-            buffers.o, buffers.inner, slots, weights, bank.w2, layer.shared_w2, family=family
-        )
+        limits = (plan.swiglu_limit, plan.swiglu_limit)
+        expert_gate_up(buffers.inner, buffers.x, slots, gate_up, None, limits, family=family)
+        expert_down(buffers.o, buffers.inner, slots, weights, bank.w2, None, family=family)
+
+    def _shared(self, layer: DeviceLayer) -> None:
+        """The shared expert, beside the routed ones: those leave memory bandwidth unused."""
+        w1, w3, w2 = layer.shared_w1, layer.shared_w3, layer.shared_w2
+        if w1 is None or w3 is None or w2 is None:
+            return
+        buffers = self._buffers
+        self._matvec(buffers.shared_both, buffers.x, (w1, w3))
+        gated(buffers.shared_inner, buffers.shared_both, layer.plan.shared_swiglu_limit)
+        self._matvec(buffers.shared, buffers.shared_inner, (w2,))
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Launch on a second stream; `_join` waits for it."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            yield
+
+    def _join(self) -> None:
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
 
     def _matvec(
         self, y: Tensor, x: Tensor, matrices: Sequence[DeviceMatrix], groups: int = 1

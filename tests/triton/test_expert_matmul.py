@@ -20,8 +20,9 @@ from edgedsv4.kernels.gpu.expert_matmul import (
 )
 from edgedsv4.kernels.gpu.expert_sort import sort_pairs, tile_capacity
 from edgedsv4.kernels.gpu.expert_tiling import tile_width
+from edgedsv4.kernels.gpu.half_tiles import HALF_TYPES
 from edgedsv4.kernels.gpu.planes import empty_bank, fill_bank
-from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize
+from edgedsv4.kernels.quant_matmul import dequantize
 from edgedsv4.kernels.swiglu import swiglu_reference
 
 
@@ -35,12 +36,12 @@ class _Bank:
             fill_bank(self.matrix, slot, weight)
 
 
-def _rounded(values: Tensor, *, precise: bool) -> Tensor:
-    return values.double() if precise else values.to(torch.bfloat16).double()
-
-
-def _weight(weight: QuantMatrix, *, precise: bool) -> Tensor:
-    return _rounded(dequantize(weight), precise=precise)
+def _operand(names: set[str], *, precise: bool) -> torch.dtype:
+    """Type of the operands of products with weights of some types."""
+    if precise:
+        return torch.float64
+    is_half = len(names) == 1 and names <= HALF_TYPES
+    return torch.float16 if is_half else torch.bfloat16
 
 
 def _reference(
@@ -48,15 +49,18 @@ def _reference(
 ) -> Tensor:
     """In float64, on operands rounded as the kernel rounds them."""
     out = torch.zeros(x.shape, dtype=torch.float64)
-    x = _rounded(x, precise=precise)
+    w1, w3, w2 = banks
+    outer = _operand({w1.matrix.type, w3.matrix.type}, precise=precise)
+    inner = _operand({w2.matrix.type}, precise=precise)
+    x = x.to(outer).double()
     for token, slots in enumerate(ids.tolist()):
         for place, slot in enumerate(slots):
             if not 0 <= slot < len(banks[0].stored):
                 continue
-            w1, w3, w2 = (_weight(bank.stored[slot], precise=precise) for bank in banks)
-            h = swiglu_reference(x[token] @ w1.T, x[token] @ w3.T, limit)
-            h = _rounded(h.float(), precise=precise)
-            out[token] += weights[token, place].double() * (h @ w2.T)
+            a, b = (dequantize(bank.stored[slot]).to(outer).double() for bank in (w1, w3))
+            h = swiglu_reference(x[token] @ a.T, x[token] @ b.T, limit)
+            c = dequantize(w2.stored[slot]).to(inner).double()
+            out[token] += weights[token, place].double() * (h.float().to(inner).double() @ c.T)
     return out
 
 

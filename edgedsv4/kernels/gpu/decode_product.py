@@ -50,7 +50,7 @@ def product_tile(
 
 
 @triton.jit
-def _plane(p, row, row_mask, k0, K: tl.constexpr, PER: tl.constexpr, BK: tl.constexpr):
+def plane_numbers(p, row, row_mask, k0, K: tl.constexpr, PER: tl.constexpr, BK: tl.constexpr):
     """Numbers of a plane that has one for every PER columns: [BN, max(1, BK / PER)]."""
     COUNT: tl.constexpr = BK // PER if BK > PER else 1
     WIDTH: tl.constexpr = K // PER
@@ -62,22 +62,23 @@ def _plane(p, row, row_mask, k0, K: tl.constexpr, PER: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def _words(p, row, row_mask, k0, K: tl.constexpr, PER: tl.constexpr, BK: tl.constexpr):
-    """As `_plane`, unsigned."""
-    return _plane(p, row, row_mask, k0, K, PER, BK).to(tl.uint32, bitcast=True)
+def plane_words(p, row, row_mask, k0, K: tl.constexpr, PER: tl.constexpr, BK: tl.constexpr):
+    """As `plane_numbers`, unsigned."""
+    return plane_numbers(p, row, row_mask, k0, K, PER, BK).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
-def _bytes(p, row, row_mask, k0, K: tl.constexpr, PER: tl.constexpr, BK: tl.constexpr):
+def plane_bytes(p, row, row_mask, k0, K: tl.constexpr, PER: tl.constexpr, BK: tl.constexpr):
     """Bytes of a plane of words, one for every PER columns."""
-    return _plane(p.to(tl.pointer_type(tl.uint8)), row, row_mask, k0, K, PER, BK).to(tl.uint32)
+    p = p.to(tl.pointer_type(tl.uint8))
+    return plane_numbers(p, row, row_mask, k0, K, PER, BK).to(tl.uint32)
 
 
 @triton.jit
 def _q8_0(p0, p1, row, row_mask, k0, K: tl.constexpr, BK: tl.constexpr):
     BN: tl.constexpr = row.shape[0]
-    word = _words(p0, row, row_mask, k0, K, 4, BK)  # [BN, BK / 4]
-    d = _plane(p1, row, row_mask, k0, K, 32, BK).to(tl.float32)  # [BN, BK / 32]
+    word = plane_words(p0, row, row_mask, k0, K, 4, BK)  # [BN, BK / 4]
+    d = plane_numbers(p1, row, row_mask, k0, K, 32, BK).to(tl.float32)  # [BN, BK / 32]
     even = word & 0x00FF00FF
     odd = (word >> 8) & 0x00FF00FF
     q = tl.reshape(join4(low(even), low(odd), high(even), high(odd)), (BN, BK))
@@ -87,8 +88,8 @@ def _q8_0(p0, p1, row, row_mask, k0, K: tl.constexpr, BK: tl.constexpr):
 @triton.jit
 def _mxfp4(p0, p1, row, row_mask, k0, K: tl.constexpr, BK: tl.constexpr):
     BN: tl.constexpr = row.shape[0]
-    word = _words(p0, row, row_mask, k0, K, 8, BK)  # [BN, BK / 8]
-    e = _plane(p1, row, row_mask, k0, K, 32, BK)  # [BN, BK / 32]
+    word = plane_words(p0, row, row_mask, k0, K, 8, BK)  # [BN, BK / 8]
+    e = plane_numbers(p1, row, row_mask, k0, K, 32, BK)  # [BN, BK / 32]
     pair0 = word & 0x8E008E00
     pair1 = (word << 3) & 0x8E008E00
     pair2 = ((word << 2) & 0x80008000) | ((word << 6) & 0x0E000E00)
@@ -109,9 +110,9 @@ def _mxfp4(p0, p1, row, row_mask, k0, K: tl.constexpr, BK: tl.constexpr):
 @triton.jit
 def _q2_k(p0, p1, p2, row, row_mask, k0, K: tl.constexpr, BK: tl.constexpr):
     BN: tl.constexpr = row.shape[0]
-    word = _words(p0, row, row_mask, k0, K, 16, BK)  # [BN, BK / 16]
-    small = _bytes(p1, row, row_mask, k0, K, 16, BK)  # [BN, BK / 16]
-    both = _words(p2, row, row_mask, k0, K, 256, BK)  # [BN, 1]
+    word = plane_words(p0, row, row_mask, k0, K, 16, BK)  # [BN, BK / 16]
+    small = plane_bytes(p1, row, row_mask, k0, K, 16, BK)  # [BN, BK / 16]
+    both = plane_words(p2, row, row_mask, k0, K, 256, BK)  # [BN, 1]
     scale = (small & 15).to(tl.float32) * spread(low(both), BK // 16)
     offset = (small >> 4).to(tl.float32) * spread(-high(both), BK // 16)
     s0 = scale * UP_24
@@ -146,7 +147,7 @@ def _pair(pair, scale, offset):
 def _q4_k(p0, p1, row, row_mask, k0, K: tl.constexpr, BK: tl.constexpr):
     BN: tl.constexpr = row.shape[0]
     GROUPS: tl.constexpr = BK // 32
-    word = _words(p0, row, row_mask, k0, K, 8, BK)  # [BN, BK / 8]
+    word = plane_words(p0, row, row_mask, k0, K, 8, BK)  # [BN, BK / 8]
     first = (k0 // 256) * 4
     header = p1 + row[:, None] * (K // 64) + first
     mask = row_mask[:, None]
@@ -180,9 +181,9 @@ def _header_word(header, mask, INDEX: tl.constexpr, GROUPS: tl.constexpr):
 @triton.jit
 def _iq2_xxs(p0, p1, p2, table, row, row_mask, k0, K: tl.constexpr, BK: tl.constexpr):
     BN: tl.constexpr = row.shape[0]
-    index = _words(p0, row, row_mask, k0, K, 32, BK)  # [BN, BK / 32]
-    word = _words(p1, row, row_mask, k0, K, 32, BK)  # [BN, BK / 32]
-    d = _plane(p2, row, row_mask, k0, K, 256, BK).to(tl.float32)  # [BN, 1]
+    index = plane_words(p0, row, row_mask, k0, K, 32, BK)  # [BN, BK / 32]
+    word = plane_words(p1, row, row_mask, k0, K, 32, BK)  # [BN, BK / 32]
+    d = plane_numbers(p2, row, row_mask, k0, K, 256, BK).to(tl.float32)  # [BN, 1]
     scale = ((word >> 28).to(tl.float32) + 0.5) * spread(d * 0.25, BK // 32)
     signs = word & 0x0FFFFFFF
     odd = signs ^ (signs >> 16)

@@ -23,7 +23,7 @@ from edgedsv4.kernels.gpu.lane_dots import (
     total,
     vector_operand,
 )
-from edgedsv4.kernels.gpu.row_dots import q8_0_sums
+from edgedsv4.kernels.gpu.row_dots import q8_0_rows
 
 if TYPE_CHECKING:
     from edgedsv4.kernels.gpu.planes import DeviceMatrix
@@ -39,15 +39,15 @@ class LaneTile:
     """Programs at most (gate and up)."""
     hold: bool = True
     """Whether the vector stays in registers (gate and up)."""
-    shared: int = 8
-    """Rows of the shared expert at a time."""
+    shared: int = 2
+    """Rows of the shared expert at a time (gate and up); in one tensor, 2 to 8 (down)."""
     registers: int = 0
     """Registers per thread at most; 0 for any number."""
 
 
 _GATE_UP = {
-    "sm_9": LaneTile(16, 264, hold=False, shared=4, registers=64),
-    "sm_10": LaneTile(16, 296, hold=False, shared=4, registers=64),
+    "sm_9": LaneTile(16, 264, hold=False, shared=4),
+    "sm_10": LaneTile(16, 296, hold=False, shared=4),
 }
 _DOWN = {"sm_9": LaneTile(8), "sm_10": LaneTile(8)}
 _OTHER_GATE_UP, _OTHER_DOWN = LaneTile(16, 128), LaneTile(8)
@@ -102,7 +102,7 @@ def gate_up_lanes(
         TYPE=w1.type,
         BU=blocks,
         HAS_SHARED=shared is not None,
-        SHARED_BN=tile.shared // 2,
+        SHARED_BN=tile.shared,
         HOLD=tile.hold,
         num_warps=min(tile.warps, blocks),
         **_registers(tile),
@@ -131,6 +131,7 @@ def down_lanes(
         TYPE=down.type,
         BU=warps,
         SHARED_K=shared.cols if shared is not None else 0,
+        SHARED_R=tile.shared,
         num_warps=warps,
         **_registers(tile),
     )
@@ -199,6 +200,7 @@ def gate_up_kernel(
     SHARED_BN: tl.constexpr,
     HOLD: tl.constexpr,
 ):
+    """Kernel of `gate_up_lanes`."""
     o_u = tl.arange(0, BU)
     blocks = tl.cdiv(width, 8)
     tiles = blocks * chosen
@@ -234,14 +236,13 @@ def gate_up_kernel(
             _gate_up_store(h_ptr, acc, i, width, limit, TYPE)
             first, second, scale = later, more, scales
     if HAS_SHARED:
-        j = tl.arange(0, 2 * SHARED_BN)
-        is_up = j >= SHARED_BN
+        is_up = tl.arange(0, 2) > 0
         p0, p1 = tl.where(is_up, d0, c0), tl.where(is_up, d1, c1)
         steps = tl.cdiv(shared_rows, SHARED_BN)
         for step in tl.range(tl.program_id(0), steps, tl.num_programs(0), num_stages=1):
-            row = tl.minimum(step * SHARED_BN + (j % SHARED_BN), shared_rows - 1).to(tl.int64)
-            both = q8_0_sums(x_ptr, p0, p1, row, K)
-            s_gate, s_up = tl.split(tl.permute(tl.reshape(both, (2, SHARED_BN)), (1, 0)))
+            row = tl.zeros([2], tl.int64) + step * SHARED_BN
+            both = q8_0_rows(x_ptr, p0, p1, row, 1, shared_rows - 1, K, 2, SHARED_BN)
+            s_gate, s_up = tl.split(tl.permute(both, (1, 0)))
             o_s = step * SHARED_BN + tl.arange(0, SHARED_BN)
             hidden = gated(s_gate, s_up, shared_limit)
             tl.store(h_ptr + chosen * width + o_s, hidden, mask=o_s < shared_rows)
@@ -308,7 +309,9 @@ def down_kernel(
     TYPE: tl.constexpr,
     BU: tl.constexpr,
     SHARED_K: tl.constexpr,
+    SHARED_R: tl.constexpr,
 ):
+    """Kernel of `down_lanes`."""
     first = tl.program_id(0) * 16
     o_n = first + tl.arange(0, 16)
     words, small, scale, h, weight = _down_load(
@@ -334,12 +337,11 @@ def down_kernel(
         words, small, scale, h, weight = later, more, scales, h_later, w_later
     out = total(acc, TYPE)
     if SHARED_K > 0:
-        row = tl.minimum(first + tl.arange(0, 8), rows - 1).to(tl.int64)
-        last = tl.minimum(first + 8 + tl.arange(0, 8), rows - 1).to(tl.int64)
-        zero = tl.zeros([8], tl.int64)
-        both = tl.join(
-            q8_0_sums(h_ptr + chosen * K, c0 + zero, c1 + zero, row, SHARED_K),
-            q8_0_sums(h_ptr + chosen * K, c0 + zero, c1 + zero, last, SHARED_K),
-        )
-        out += tl.reshape(tl.permute(both, (1, 0)), (16,))
+        o_r = tl.arange(0, SHARED_R)
+        zero = tl.zeros([SHARED_R], tl.int64)
+        y = q8_0_rows(
+            *(h_ptr + chosen * K, c0 + zero, c1 + zero, zero + first + o_r, SHARED_R, rows - 1),
+            *(SHARED_K, SHARED_R, 16 // SHARED_R),
+        )  # [R, 16 / R]
+        out += tl.reshape(tl.permute(y, (1, 0)), (16,))
     tl.store(out_ptr + o_n, out, mask=o_n < rows)

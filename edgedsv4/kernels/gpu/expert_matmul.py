@@ -11,7 +11,7 @@ Source: spec 10 §7; the reference is `kernels.expert_ffn` with the sum of `mode
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +22,7 @@ from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.common import dot_acc, to_bf16
 from edgedsv4.kernels.gpu.decode_product import PRODUCT_TYPES, product_tile
 from edgedsv4.kernels.gpu.expert_sort import sort_pairs, tile_capacity
+from edgedsv4.kernels.gpu.expert_sum import sum_places
 from edgedsv4.kernels.gpu.expert_tiling import WIDTHS, Tiling, is_pair, tile_width, tilings
 from edgedsv4.kernels.gpu.fragments import (
     pack_activations,
@@ -29,6 +30,7 @@ from edgedsv4.kernels.gpu.fragments import (
     position_of,
     weights_in_positions,
 )
+from edgedsv4.kernels.gpu.half_tiles import HALF_TYPES, add_halves, half_planes
 from edgedsv4.kernels.gpu.planes import plane_arguments
 
 if TYPE_CHECKING:
@@ -124,9 +126,8 @@ def expert_ffn_chunk(
     Raises:
         ShapeError: if the shapes do not fit each other.
     """
-    tokens, hidden = x.shape
     slots = _check(out, x, ids, weights, (w1, w3, w2), scratch, precise)
-    if tokens == 0:
+    if len(x) == 0:
         return
     gate_up, down = tilings((w1, w3, w2), precise)
     pairs, k = ids.numel(), ids.shape[1]
@@ -134,14 +135,24 @@ def expert_ffn_chunk(
     capacity = tile_capacity(pairs, slots, block)
     tiles = scratch.tiles[: 2 * capacity].view(2, capacity)
     bounds = scratch.bounds[: 2 * slots].view(2, slots)
+    scratch = _in_halves(scratch, w1, w3, w2, precise)
     pack_activations(scratch.x, x)
     sort_pairs(scratch.order, bounds, tiles, ids, block)
     _launch_gate_up(scratch, tiles, bounds, (w1, w3), gate_up[block], limit=limit, k=k, block=block)
     _launch_down(scratch, tiles, bounds, w2, down[block], block=block)
-    columns = min(1024, triton.next_power_of_2(hidden))
-    _sum_kernel[(tokens, triton.cdiv(hidden, columns))](
-        out, scratch.outputs, ids, weights, hidden, slots, K=k, BLOCK=columns, num_warps=4
-    )
+    sum_places(out, scratch.outputs, ids, weights, slots)
+
+
+def _in_halves(
+    scratch: ExpertScratch, w1: DeviceMatrix, w3: DeviceMatrix, w2: DeviceMatrix, precise: bool
+) -> ExpertScratch:
+    """The same memory, with the operands of weights of `HALF_TYPES` as f16."""
+    x, hidden = scratch.x, scratch.hidden
+    if is_pair(w1, w3) and w1.type in HALF_TYPES and not precise:
+        x = x.view(torch.float16)
+    if w2.type in HALF_TYPES and not precise:
+        hidden = hidden.view(torch.float16)
+    return replace(scratch, x=x, hidden=hidden)
 
 
 def _check(
@@ -209,8 +220,8 @@ def _launch_gate_up(
         scratch.order,
         bounds,
         tiles,
-        *plane_arguments(w1),
-        *plane_arguments(w3),
+        *_planes(w1, scratch.x.dtype),
+        *_planes(w3, scratch.x.dtype),
         float(limit),
         slots,
         capacity,
@@ -249,7 +260,7 @@ def _launch_down(
         scratch.order,
         bounds,
         tiles,
-        *plane_arguments(w2),
+        *_planes(w2, scratch.hidden.dtype),
         slots,
         capacity,
         scratch.hidden.shape[1],
@@ -264,6 +275,11 @@ def _launch_down(
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
+
+
+def _planes(matrix: DeviceMatrix, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Planes for products with activations of a type."""
+    return half_planes(matrix) if dtype == torch.float16 else plane_arguments(matrix)
 
 
 def _columns(tiling: Tiling, *matrices: DeviceMatrix) -> int:
@@ -289,14 +305,12 @@ def _places(tiles_ptr, bounds_ptr, slot, slots, capacity, BT: tl.constexpr):
 
 
 @triton.jit
-def _store_hidden(
-    hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row, PRECISE: tl.constexpr
-):
+def _store_hidden(hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row):
     """SwiGLU of two [BR, BT]; rows past F are zero, as their weights are."""
     gate = tl.where(gate > limit, limit, gate)  # a NaN stays
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
     h = gate / (1.0 + tl.exp(-gate)) * up
-    if not PRECISE:
+    if hidden_ptr.dtype.element_ty == tl.bfloat16:
         h = to_bf16(h)
     o_hidden = o_place.to(tl.int64)[None, :] * stride_hidden_row + position_of(o_row)[:, None]
     mask = (o_row < stride_hidden_row)[:, None] & m_place[None, :]
@@ -346,23 +360,33 @@ def _gate_up_kernel(
         return
     o_place, m_place = _places(tiles_ptr, bounds_ptr, slot, slots, capacity, BT)
     token = tl.load(order_ptr + o_place, mask=m_place, other=0) // k  # [BT]
-    o = tl.arange(0, 2 * BR)
-    is_up = o // 8 % 2 == 1
-    o_row = tl.program_id(0) * BR + o // 16 * 8 + o % 8  # [2 BR]
-    row = slot.to(tl.int64) * F + o_row
-    p0 = tl.where(is_up, b0, a0)[:, None]
-    p1 = tl.where(is_up, b1, a1)[:, None]
-    p2 = tl.where(is_up, b2, a2)[:, None]
     o_x = token[None, :] * stride_x_row + tl.arange(0, BK)[:, None]  # [BK, BT]
+    m_x = m_place[None, :]
+    first = tl.program_id(0) * BR
+    slot_row = slot.to(tl.int64) * F
     acc = tl.zeros([2 * BR, BT], tl.float32)
-    for k0 in range(0, D, BK):
-        x = tl.load(x_ptr + k0 + o_x, mask=m_place[None, :], other=0.0)
-        w = product_tile(p0, p1, p2, a3, row, o_row < F, k0, D, TYPE1, BK, SCALE1)  # [2 BR, BK]
-        acc = _multiply(acc, w, x, PRECISE)
+    if x_ptr.dtype.element_ty == tl.float16:
+        o = first + tl.arange(0, BR)
+        row, m = slot_row + o, o < F
+        acc = add_halves(
+            acc, x_ptr + o_x, m_x, a0, a1, a2, b0, b1, b2, a3, row, row, m, m, D, TYPE1, BK
+        )
+    else:
+        o = tl.arange(0, 2 * BR)
+        is_up = o // 8 % 2 == 1
+        o = first + o // 16 * 8 + o % 8  # [2 BR]
+        p0 = tl.where(is_up, b0, a0)[:, None]
+        p1 = tl.where(is_up, b1, a1)[:, None]
+        p2 = tl.where(is_up, b2, a2)[:, None]
+        row, m = slot_row + o, o < F
+        for k0 in range(0, D, BK):
+            x = tl.load(x_ptr + k0 + o_x, mask=m_x, other=0.0)
+            w = product_tile(p0, p1, p2, a3, row, m, k0, D, TYPE1, BK, SCALE1)  # [2 BR, BK]
+            acc = _multiply(acc, w, x, PRECISE)
     acc = tl.permute(tl.reshape(acc, (BR // 8, 2, 8, BT)), (0, 2, 3, 1))
     gate, up = tl.split(tl.reshape(acc, (BR, BT, 2)))
     o_row = tl.program_id(0) * BR + tl.arange(0, BR)
-    _store_hidden(hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row, PRECISE)
+    _store_hidden(hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row)
 
 
 # Long for its planes.
@@ -416,7 +440,7 @@ def _gate_then_up_kernel(
         gate = _multiply(gate, w, x, PRECISE)
         w = product_tile(b0, b1, b2, b3, row, m_row, k0, D, TYPE3, BK, SCALE3)
         up = _multiply(up, w, x, PRECISE)
-    _store_hidden(hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row, PRECISE)
+    _store_hidden(hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row)
 
 
 @triton.jit
@@ -452,32 +476,22 @@ def _down_kernel(
     m_row = o_row < D
     row = slot.to(tl.int64) * D + o_row
     o_h = o_place[None, :] * stride_hidden_row + tl.arange(0, BK)[:, None]  # [BK, BT]
+    m_h = m_place[None, :]
     acc = tl.zeros([BR, BT], tl.float32)
-    for k0 in range(0, F, BK):
-        h = tl.load(hidden_ptr + k0 + o_h, mask=m_place[None, :], other=0.0)
-        w = product_tile(a0, a1, a2, a3, row, m_row, k0, F, TYPE, BK, SCALE)  # [BR, BK]
-        acc = _multiply(acc, w, h, PRECISE)
+    if hidden_ptr.dtype.element_ty == tl.float16:
+        o = tl.program_id(0) * BR + tl.arange(0, BR // 2) // 8 * 8 + tl.arange(0, BR // 2)
+        a_row = slot.to(tl.int64) * D + o
+        b_row, a_mask, b_mask = a_row + 8, o < D, o + 8 < D
+        h_ptr = hidden_ptr + o_h
+        acc = add_halves(
+            acc, h_ptr, m_h, a0, a1, a2, a0, a1, a2, a3, a_row, b_row, a_mask, b_mask, F, TYPE, BK
+        )
+    else:
+        for k0 in range(0, F, BK):
+            h = tl.load(hidden_ptr + k0 + o_h, mask=m_h, other=0.0)
+            w = product_tile(a0, a1, a2, a3, row, m_row, k0, F, TYPE, BK, SCALE)  # [BR, BK]
+            acc = _multiply(acc, w, h, PRECISE)
     if not PRECISE:
         acc = to_bf16(acc)
     o_out = pair.to(tl.int64)[None, :] * D + o_row[:, None]  # [BR, BT]
     tl.store(outputs_ptr + o_out, acc, mask=m_row[:, None] & m_place[None, :])
-
-
-@triton.jit
-def _sum_kernel(
-    out_ptr, outputs_ptr, ids_ptr, weights_ptr, D, slots, K: tl.constexpr, BLOCK: tl.constexpr
-):
-    """One token: the weighted results of its places, in their order."""
-    token = tl.program_id(0).to(tl.int64)
-    o_column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    m_column = o_column < D
-    total = tl.zeros([BLOCK], tl.float32)
-    for place in tl.static_range(K):
-        slot = tl.load(ids_ptr + token * K + place)
-        weight = tl.load(weights_ptr + token * K + place)
-        is_used = (slot >= 0) & (slot < slots)
-        y = tl.load(
-            outputs_ptr + (token * K + place) * D + o_column, mask=m_column & is_used, other=0.0
-        )
-        total += tl.where(is_used, weight, 0.0) * y.to(tl.float32)
-    tl.store(out_ptr + token * D + o_column, total, mask=m_column)

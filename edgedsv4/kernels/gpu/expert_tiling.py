@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgedsv4.kernels.gpu.decode_product import PRODUCT_TYPES
 from edgedsv4.kernels.gpu.fragments import matrix_unit
+from edgedsv4.kernels.gpu.half_tiles import HALF_TYPES
 
 if TYPE_CHECKING:
     from edgedsv4.kernels.gpu.planes import DeviceMatrix
@@ -29,6 +30,8 @@ class _Tables:
 
     gate_up: dict[int, Tiling]
     down: dict[int, Tiling]
+    half_gate_up: dict[int, Tiling]
+    half_down: dict[int, Tiling]
     general: dict[int, Tiling]
 
 
@@ -37,6 +40,17 @@ _GENERAL = {
     16: Tiling(32, 256, 8, 2),
     32: Tiling(32, 256, 8, 2),
     64: Tiling(32, 256, 8, 2),
+}
+# For `HALF_TYPES`: with 8 rows of each matrix, or 16 of one, per warp a group is a thread's.
+_HALF_GATE_UP = {
+    16: Tiling(32, 128, 4, 3),
+    32: Tiling(32, 128, 4, 2),
+    64: Tiling(64, 128, 8, 2),
+}
+_HALF_DOWN = {
+    16: Tiling(64, 128, 4, 3),
+    32: Tiling(64, 128, 4, 2),
+    64: Tiling(128, 128, 8, 2),
 }
 _HOPPER = _Tables(
     gate_up={
@@ -51,6 +65,18 @@ _HOPPER = _Tables(
         64: Tiling(128, 128, 8, 3),
         128: Tiling(128, 128, 8, 2),
     },
+    half_gate_up={
+        16: Tiling(32, 128, 4, 2),
+        32: Tiling(32, 128, 4, 3),
+        64: Tiling(64, 128, 8, 3),
+        128: Tiling(32, 128, 4, 3),
+    },
+    half_down={
+        16: Tiling(64, 128, 4, 3),
+        32: Tiling(64, 128, 4, 3),
+        64: Tiling(128, 128, 8, 3),
+        128: Tiling(128, 128, 8, 3),
+    },
     general=_GENERAL,
 )
 _NVIDIA = _Tables(
@@ -64,6 +90,8 @@ _NVIDIA = _Tables(
         32: Tiling(128, 128, 8, 2),
         64: Tiling(128, 128, 8, 2),
     },
+    half_gate_up=_HALF_GATE_UP,
+    half_down=_HALF_DOWN,
     general=_GENERAL,
 )
 _OTHERS = _Tables(
@@ -77,6 +105,8 @@ _OTHERS = _Tables(
         32: Tiling(64, 128, 8, 2),
         64: Tiling(64, 128, 8, 2),
     },
+    half_gate_up=_HALF_GATE_UP,
+    half_down=_HALF_DOWN,
     general=_GENERAL,
 )
 _TABLES = {"wgmma": _HOPPER, "mma": _NVIDIA, "other": _OTHERS}
@@ -106,4 +136,9 @@ def tilings(
         return _PRECISE, _PRECISE
     tables = _TABLES[matrix_unit()]
     gate_up = tables.gate_up if is_pair(w1, w3) else tables.general
-    return gate_up, tables.down if w2.type in PRODUCT_TYPES else tables.general
+    down = tables.down if w2.type in PRODUCT_TYPES else tables.general
+    if is_pair(w1, w3) and w1.type in HALF_TYPES:
+        gate_up = tables.half_gate_up
+    if w2.type in HALF_TYPES:
+        down = tables.half_down
+    return gate_up, down

@@ -62,6 +62,7 @@ def hyper_step(
     constants: HyperConstants,
     work: Tensor,
     precise: bool = False,
+    extra: Tensor | None = None,
 ) -> None:
     """Write the previous sublayer's output to the streams and read the next one's input.
 
@@ -79,6 +80,7 @@ def hyper_step(
         constants: Sinkhorn iterations and epsilons.
         work: float32, at least `hyper_work_floats(T, D)`; contents are of no account.
         precise: products with fn in plain float32, for chunks of many tokens.
+        extra: [T, D] float32 to be added to `o`, for few tokens alone.
 
     Raises:
         ShapeError: if the shapes disagree or a tensor is not contiguous.
@@ -87,6 +89,7 @@ def hyper_step(
     rows = (2 + STREAMS) * STREAMS
     if x.shape != (tokens, hidden) or fn.shape[0] != rows or scale.shape != (3,):
         raise ShapeError(f"hyper: x, fn, scale are {[tuple(t.shape) for t in (x, fn, scale)]}")
+    _check_extra(o, extra, tokens)
     if tokens > FEW_TOKENS:
         hyper_chunk.chunk_read(
             x,
@@ -103,7 +106,7 @@ def hyper_step(
             precise=precise,
         )
         return
-    blocks = _write(streams, o, post, comb, fn, work)
+    blocks = _write(streams, (o, extra), post, comb, fn, work)
     columns, warps = READ
     parts = _cdiv(hidden, columns)
     _read_kernel[(parts + 1, tokens)](
@@ -138,6 +141,7 @@ def head_step(
     constants: HyperConstants,
     work: Tensor,
     precise: bool = False,
+    extra: Tensor | None = None,
 ) -> None:
     """Write the last sublayer's output to the streams and read what the output head sees.
 
@@ -154,6 +158,7 @@ def head_step(
         constants: epsilons.
         work: as for `hyper_step`.
         precise: as for `hyper_step`.
+        extra: as for `hyper_step`.
 
     Raises:
         ShapeError: if the shapes disagree or a tensor is not contiguous.
@@ -162,6 +167,7 @@ def head_step(
     wanted = y.shape[0]
     if y.shape[1:] != (hidden,) or wanted > tokens or fn.shape[0] != STREAMS:
         raise ShapeError(f"hyper: y is {tuple(y.shape)}, fn {tuple(fn.shape)}")
+    _check_extra(o, extra, tokens if wanted == tokens else FEW_TOKENS + 1)
     if o is not None and wanted < tokens:
         hyper_chunk.write_streams(streams, o, post, comb)
         o = None
@@ -184,7 +190,7 @@ def head_step(
             precise=precise,
         )
         return
-    blocks = _write(streams, o, post, comb, fn, work)
+    blocks = _write(streams, (o, extra), post, comb, fn, work)
     columns, warps = READ
     _read_kernel[(_cdiv(hidden, columns), wanted)](
         *(y, post, comb, streams, work, base, scale, norm),
@@ -205,23 +211,41 @@ def head_step(
 
 
 def _write(
-    streams: Tensor, o: Tensor | None, post: Tensor, comb: Tensor, fn: Tensor, work: Tensor
+    streams: Tensor,
+    written: tuple[Tensor | None, Tensor | None],
+    post: Tensor,
+    comb: Tensor,
+    fn: Tensor,
+    work: Tensor,
 ) -> int:
     """The first launch; returns the number of blocks whose partial sums are in `work`."""
     tokens, _, hidden = streams.shape
+    o, extra = written
     columns, warps = WRITE
     blocks = _cdiv(hidden, columns)
     _write_kernel[(blocks, tokens)](
-        *(work, streams, streams if o is None else o, post, comb, fn),
+        *(work, streams, streams if o is None else o, streams if extra is None else extra),
+        *(post, comb, fn),
         *(hidden, blocks, tokens * blocks),
         ROWS=fn.shape[0],
         PADDED_ROWS=triton.next_power_of_2(fn.shape[0]),
         HC=STREAMS,
         BN=columns,
         HAS_O=o is not None,
+        HAS_EXTRA=extra is not None,
         num_warps=warps,
     )
     return blocks
+
+
+def _check_extra(o: Tensor | None, extra: Tensor | None, tokens: int) -> None:
+    if extra is None:
+        return
+    if o is None or tokens > FEW_TOKENS or extra.shape != o.shape or not extra.is_contiguous():
+        raise ShapeError(
+            f"hyper: an addition to the output of {tokens} tokens is {tuple(extra.shape)}, expected"
+            f" that of at most {FEW_TOKENS} tokens, contiguous and like the output"
+        )
 
 
 def _check(
@@ -261,6 +285,7 @@ def _write_kernel(
     partials_ptr,
     streams_ptr,
     o_ptr,
+    extra_ptr,
     post_ptr,
     comb_ptr,
     fn_ptr,
@@ -272,6 +297,7 @@ def _write_kernel(
     HC: tl.constexpr,
     BN: tl.constexpr,
     HAS_O: tl.constexpr,
+    HAS_EXTRA: tl.constexpr,
 ):
     """Program (block, token): BN columns of every stream."""
     i_block = tl.program_id(0)
@@ -289,6 +315,8 @@ def _write_kernel(
     x = _columns(x_ptr, o_n, hidden, HC)
     if HAS_O:
         b_o = tl.load(o_ptr + token * hidden + o_n, mask=m_n, other=0.0)  # [BN]
+        if HAS_EXTRA:
+            b_o += tl.load(extra_ptr + token * hidden + o_n, mask=m_n, other=0.0)
         post = nothing()
         comb = nothing()
         for k in tl.static_range(HC):

@@ -35,20 +35,25 @@ def vector_operand(x, TYPE: tl.constexpr, BU: tl.constexpr):
         p = ((k >> 1) & 7) % 3
         factor = tl.where(p == 0, 0.25, tl.where(p == 1, 0.0625, 0.015625))
         parts = tl.sum(tl.reshape(x, (BU, 16, 16)), 2) * 0.25
-        sums = _halves(
-            tl.reshape(tl.permute(tl.reshape(parts, (BU, 4, 2, 2)), (0, 1, 3, 2)), (BU, 16))
-        )
+        parts = tl.permute(tl.reshape(parts, (BU, 4, 2, 2)), (0, 1, 3, 2))
+        sums = tl.permute(_halves(tl.reshape(parts, (BU, 16))), (0, 2, 1))
     else:
         factor = tl.where(((k >> 1) & 1) == 0, 0.25, 0.0625)
         sums = 0
-    operand = tl.reshape(_halves(x * factor[None, :]), (BU, 4, 16, 4, 2))
-    return tl.reshape(tl.permute(operand, (0, 2, 1, 3, 4)), (BU, 256, 2)), sums
+    x = tl.reshape(
+        tl.permute(tl.reshape(_halves(x * factor[None, :]), (BU, 2, 4, 16, 4)), (0, 1, 3, 2, 4)),
+        (BU, 2, 256),
+    )
+    return tl.permute(x, (0, 2, 1)), sums
 
 
 @triton.jit
 def _halves(x):
+    """Split x [BU, n] as hi + lo / 2^11: f16 [BU, 2, n]."""
     hi = x.to(tl.float16)
-    return tl.join(hi, ((x - hi.to(tl.float32)) * 2048.0).to(tl.float16))
+    lo = ((x - hi.to(tl.float32)) * 2048.0).to(tl.float16)
+    is_hi = (tl.arange(0, 2) == 0)[None, :, None]
+    return tl.where(is_hi, hi[:, None, :], lo[:, None, :])
 
 
 @triton.jit
@@ -83,8 +88,12 @@ def _both(a, b, a_row, b_row, o_u, m_u, WIDTH: tl.constexpr, W: tl.constexpr):
     """W words of each block, of both sets of rows: uint32 [8, BU, W, 2]."""
     within = (o_u * W)[None, :, None] + tl.arange(0, W)[None, None, :]
     mask = m_u[None, :, None]
-    first = tl.load(a + (a_row * WIDTH)[:, :, None] + within, mask=mask, other=0)
-    second = tl.load(b + (b_row * WIDTH)[:, :, None] + within, mask=mask, other=0)
+    # The first axis is not contiguous; but what comes after the last one is then the rows, and the
+    # threads of a warp have all eight.
+    a_offset = tl.max_contiguous((a_row * WIDTH)[:, :, None] + within, (2, 1, W))
+    b_offset = tl.max_contiguous((b_row * WIDTH)[:, :, None] + within, (2, 1, W))
+    first = tl.load(a + a_offset, mask=mask, other=0)
+    second = tl.load(b + b_offset, mask=mask, other=0)
     return tl.join(first, second).to(tl.uint32, bitcast=True)
 
 

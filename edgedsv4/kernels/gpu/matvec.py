@@ -26,7 +26,7 @@ from edgedsv4.kernels.gpu.group_dots import (
     vector_columns,
 )
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, plane_arguments
-from edgedsv4.kernels.gpu.row_dots import q8_0_sums, row_dots
+from edgedsv4.kernels.gpu.row_dots import q8_0_rows, row_dots
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +285,11 @@ def _rows(
             acc = add_products(acc, x, sums, p0, p1, p2, p3, row, u0, K, TYPE, UNIT, BU, BN)
         tl.store(y_ptr + o_n, total(acc, TYPE), mask=o_n < rows)
     elif IS_WHOLE and TYPE == "Q8_0":
-        o_row = tl.minimum(o_n, rows - 1).to(tl.int64)
-        zero = tl.zeros([BN], tl.int64)
-        tl.store(y_ptr + o_n, q8_0_sums(x_ptr, p0 + zero, p1 + zero, o_row, K), mask=o_n < rows)
+        one = tl.zeros([1], tl.int64)
+        y = q8_0_rows(
+            *(x_ptr, p0 + one, p1 + one, one + first, 1, rows - 1, K, 1, BN),
+        )
+        tl.store(y_ptr + o_n, tl.reshape(y, (BN,)), mask=o_n < rows)
     else:
         row = first.to(tl.int64)
         for i_t in range(0, T, BT):

@@ -47,19 +47,54 @@ def row_dots(
 
 
 @triton.jit
-def q8_0_sums(x_ptr, p0, p1, row, K: tl.constexpr):
-    """Products of rows [R] of Q8_0 matrices with x, p0 and p1 [R] pointers: f32 [R]."""
-    P: tl.constexpr = triton.next_power_of_2(K // 16)
-    piece = tl.arange(0, P)
-    mask = (piece < K // 16)[None, :]
-    column = piece[:, None] * 16 + tl.arange(0, 16)[None, :]
-    address = (p0 + row * K)[:, None, None] + column[None, :, :]
-    w = tl.load(address, mask=mask[:, :, None], other=0)  # [R, P, 16]
-    d = tl.load((p1 + row * (K // 32))[:, None] + (piece // 2)[None, :], mask=mask, other=0.0)
-    x = tl.load(x_ptr + column, mask=column < K, other=0.0)
-    # Codes are stored with 128 added.
-    part = tl.sum(w.to(tl.float32) * x[None, :, :], 2) - 128.0 * tl.sum(x, 1)[None, :]
-    return tl.sum(part * d.to(tl.float32), 1)
+def q8_0_rows(x_ptr, p0, p1, row, step, last, K: tl.constexpr, R: tl.constexpr, BN: tl.constexpr):
+    """Rows row [R] + i step (at most last), i < BN, of Q8_0 matrices times x: f32 [R, BN].
+
+    The planes p0 and p1 are pointers [R]. All loads come first.
+    """
+    BG: tl.constexpr = triton.next_power_of_2(K // 16)
+    piece = tl.arange(0, BG)
+    is_piece = (piece < K // 16)[None, :]
+    column = piece[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
+    codes = ()
+    scales = ()
+    for i in tl.static_range(BN):
+        address = p0 + tl.minimum(row + i * step, last) * K
+        w = tl.load(
+            address[:, None, None] + column,
+            mask=is_piece[:, :, None],
+            other=0,
+            eviction_policy="evict_first",
+        )  # [R, BG, 16]
+        codes += (w,)
+    for i in tl.static_range(BN):
+        address = p1 + tl.minimum(row + i * step, last) * (K // 32)
+        scales += (tl.load(address[:, None] + (piece // 2)[None, :], mask=is_piece, other=0.0),)
+    # The address has as many rows as the others, so that the layout is theirs.
+    x_address = x_ptr + (row * 0)[:, None, None] + column
+    x = tl.load(x_address, mask=is_piece[:, :, None], other=0.0)  # [R, BG, 16]
+    # Codes are stored with 128 added; as half floats they are numbers times 2^-24.
+    offset = tl.sum(x, 2) * (-128.0 / 16777216.0)
+    sums = ()
+    for i in tl.static_range(BN):
+        w = codes[i].to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+        sums += ((tl.sum(w * x, 2) + offset) * (scales[i].to(tl.float32) * 16777216.0),)
+    return tl.sum(_rows_last(sums, R, BN, BG), 1)
+
+
+@triton.jit
+def _rows_last(a, R: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr):
+    """Tensors [R, BG] on a last axis."""
+    if BN == 1:
+        return a[0][:, :, None]
+    elif BN == 2:
+        return tl.join(a[0], a[1])
+    elif BN == 4:
+        return tl.reshape(_join4(a[0], a[1], a[2], a[3]), (R, BG, 4))
+    else:
+        tl.static_assert(BN == 8)
+        both = tl.join(_join4(a[0], a[2], a[4], a[6]), _join4(a[1], a[3], a[5], a[7]))
+        return tl.reshape(both, (R, BG, 8))
 
 
 @triton.jit
