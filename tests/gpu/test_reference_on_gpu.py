@@ -22,7 +22,10 @@ LIMIT = 2e-4
 
 
 def logits(model: str, device: str, profile: str, token_ids: list[int], chunk: int) -> np.ndarray:
-    options = EngineOptions(device=device, profile=profile, context=1024, threads=4)
+    backend = "reference" if device == "cuda" else "auto"
+    options = EngineOptions(
+        device=device, profile=profile, context=1024, threads=4, backend=backend
+    )
     with Engine.open(model, options) as engine, engine.new_session() as session:
         found = session.evaluate(token_ids, logits="all", chunk=chunk)
         assert found is not None

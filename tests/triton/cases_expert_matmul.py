@@ -42,7 +42,14 @@ def _launch(gate: str, up: str, down: str, tokens: int, precise: bool) -> Callab
         ids = torch.empty(tokens, _PLACES, dtype=torch.int32, device=meta)
         weights = torch.empty(tokens, _PLACES, device=meta)
         expert_ffn_chunk(
-            torch.empty_like(x), x, ids, weights, w1, w3, w2, 10.0, scratch=scratch, precise=precise
+            torch.empty_like(x),
+            x,
+            ids,
+            weights,
+            (w1, w3, w2),
+            10.0,
+            scratch=scratch,
+            precise=precise,
         )
 
     return launch

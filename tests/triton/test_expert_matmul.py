@@ -77,7 +77,7 @@ def _run(
     out = torch.full(x.shape, math.nan, device=DEVICE)
     w1, w3, w2 = (bank.matrix for bank in banks)
     inputs = (x.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE))
-    expert_ffn_chunk(out, *inputs, w1, w3, w2, limit, scratch=scratch, precise=precise)
+    expert_ffn_chunk(out, *inputs, (w1, w3, w2), limit, scratch=scratch, precise=precise)
     return out.cpu()
 
 
@@ -175,7 +175,7 @@ def test_refuses_what_does_not_fit() -> None:
     scratch = _scratch(x, ids, banks, precise=True)
     inputs = (x.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE))
     with pytest.raises(ShapeError, match="scratch"):
-        expert_ffn_chunk(torch.empty_like(inputs[0]), *inputs, w1, w3, w2, 10.0, scratch=scratch)
+        expert_ffn_chunk(torch.empty_like(inputs[0]), *inputs, (w1, w3, w2), 10.0, scratch=scratch)
 
 
 @pytest.mark.parametrize(("tokens", "k", "slots", "width"), [(5, 2, 7, 16), (40, 6, 30, 16)])

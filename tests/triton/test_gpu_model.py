@@ -20,8 +20,10 @@ COUNT = 11 if IS_SMALL else 300
 RATIOS = (0, 4) if IS_SMALL else (0, 4, 128, 4, 0)
 SHAPE = {"vocab_size": 64, "index_topk": 2, "num_experts": 4} if IS_SMALL else {}
 EXACT_LIMIT = 2e-4
-DEFAULT_LIMIT = 0.15
-"""Operands of bfloat16 in a random model with logits of standard deviation 1 to 2."""
+DEFAULT_LIMIT = 0.08
+"""Root mean square of the error, of that of the logits: a product of bfloat16 operands is good to
+0.2 %, and a random model carries what five layers of them add up to; stored rows round either way,
+so single logits are off by several times as much. A wrong kernel gives errors of order 1."""
 
 
 @dataclass
@@ -63,7 +65,8 @@ def test_default_profile_with_the_same_selections() -> None:
     chosen = Selections()
     expected = evaluate(reference, ids, hooks=chosen.recording())
     found = evaluate(model, ids, cache=model.new_cache(COUNT), hooks=chosen.forcing()).cpu()
-    assert float((found - expected).abs().max()) < DEFAULT_LIMIT
+    error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert float(error) < DEFAULT_LIMIT
 
 
 @pytest.mark.skipif(IS_SMALL, reason="takes minutes in the interpreter")

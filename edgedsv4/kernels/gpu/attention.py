@@ -31,7 +31,7 @@ from edgedsv4.kernels.gpu.attention_rows import (
     tile_of,
     weigh_rows,
 )
-from edgedsv4.kernels.gpu.common import dot_acc
+from edgedsv4.kernels.gpu.conversions import dot_acc
 
 HEADS_PER_PROGRAM = 16
 LOG2E = tl.constexpr(LOG2_E)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import (
+from edgedsv4.kernels.gpu.conversions import (
     INTERPRETED,
     dot_acc,
     e4m3_to_f32,

@@ -31,7 +31,7 @@ from edgedsv4.kernels.gpu.attention_rows import (
     weigh_rows,
     widen_rows,
 )
-from edgedsv4.kernels.gpu.common import dot_acc, to_bf16
+from edgedsv4.kernels.gpu.conversions import dot_acc, to_bf16
 
 LOG2E = tl.constexpr(LOG2_E)
 

@@ -11,7 +11,7 @@ end.
 from __future__ import annotations
 
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import e8m0_to_f32
+from edgedsv4.kernels.gpu.conversions import e8m0_to_f32
 from edgedsv4.kernels.gpu.decode import decode_tile
 from edgedsv4.kernels.gpu.decode_common import (
     UP_24,

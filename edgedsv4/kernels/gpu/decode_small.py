@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import bf16_to_f32, e8m0_to_f32
+from edgedsv4.kernels.gpu.conversions import bf16_to_f32, e8m0_to_f32
 from edgedsv4.kernels.gpu.decode_common import (
     UP_24,
     hidden,

@@ -83,6 +83,7 @@ def gate_up_lanes(
     gate_up: tuple[DeviceMatrix, DeviceMatrix],
     shared: tuple[DeviceMatrix, DeviceMatrix] | None,
     limits: tuple[float, float],
+    *,
     width: int,
     family: str,
     tile: LaneTile | None,
@@ -116,6 +117,7 @@ def down_lanes(
     weights: Tensor,
     down: DeviceMatrix,
     shared: DeviceMatrix | None,
+    *,
     family: str,
     tile: LaneTile | None,
 ) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import dot_acc, to_bf16
+from edgedsv4.kernels.gpu.conversions import dot_acc, to_bf16
 from edgedsv4.kernels.gpu.decode_product import PRODUCT_TYPES, product_tile
 from edgedsv4.kernels.gpu.expert_sort import sort_pairs, tile_capacity
 from edgedsv4.kernels.gpu.expert_sum import sum_places
@@ -101,9 +101,7 @@ def expert_ffn_chunk(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    w1: DeviceMatrix,
-    w3: DeviceMatrix,
-    w2: DeviceMatrix,
+    banks: tuple[DeviceMatrix, DeviceMatrix, DeviceMatrix],
     limit: float,
     *,
     scratch: ExpertScratch,
@@ -116,9 +114,7 @@ def expert_ffn_chunk(
         x: [T, D] f32 or bf16, contiguous.
         ids: slots, int32 [T, k]; a place with a slot outside of the bank adds nothing.
         weights: routing weights, f32 [T, k].
-        w1: bank of gate matrices, [slots * F, D].
-        w3: bank of up matrices, [slots * F, D].
-        w2: bank of down matrices, [slots * D, F].
+        banks: of gate and up matrices, [slots * F, D], and of down matrices, [slots * D, F].
         limit: clamp of the hidden layer; inf for none.
         scratch: working memory, made for the same precision.
         precise: products in f32 instead of bf16 products with f32 sums.
@@ -126,7 +122,8 @@ def expert_ffn_chunk(
     Raises:
         ShapeError: if the shapes do not fit each other.
     """
-    slots = _check(out, x, ids, weights, (w1, w3, w2), scratch, precise)
+    w1, w3, w2 = banks
+    slots = _check((out, x, ids, weights), banks, scratch, precise=precise)
     if len(x) == 0:
         return
     gate_up, down = tilings((w1, w3, w2), precise)
@@ -156,15 +153,14 @@ def _in_halves(
 
 
 def _check(
-    out: Tensor,
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     banks: tuple[DeviceMatrix, ...],
     scratch: ExpertScratch,
+    *,
     precise: bool,
 ) -> int:
-    """Number of slots of the banks."""
+    """Number of slots of the banks; tensors are the result, x, ids and weights."""
+    out, x, ids, weights = tensors
     w1, w3, w2 = banks
     tokens, hidden = x.shape
     width = w2.cols

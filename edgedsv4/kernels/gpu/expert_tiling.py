@@ -43,7 +43,7 @@ _GENERAL = {
 }
 # For `HALF_TYPES`: with 8 rows of each matrix, or 16 of one, per warp a group is a thread's.
 _HALF_GATE_UP = {
-    16: Tiling(32, 128, 4, 3),
+    16: Tiling(32, 128, 4, 2),
     32: Tiling(32, 128, 4, 2),
     64: Tiling(64, 128, 8, 2),
 }
@@ -91,7 +91,7 @@ _NVIDIA = _Tables(
         64: Tiling(128, 128, 8, 2),
     },
     half_gate_up=_HALF_GATE_UP,
-    half_down=_HALF_DOWN,
+    half_down={**_HALF_DOWN, 64: Tiling(64, 128, 4, 2)},
     general=_GENERAL,
 )
 _OTHERS = _Tables(

@@ -107,7 +107,7 @@ def expert_gate_up(
     width = (h.numel() - shared_rows) // chosen
     _check_gate_up(h, x, slots, (w1, w3, s1, s3), (width, shared_rows))
     if fits_lanes(w1, shared[0] if shared is not None else None, family):
-        gate_up_lanes(h, x, slots, gate_up, shared, limits, width, family, tile)
+        gate_up_lanes(h, x, slots, gate_up, shared, limits, width=width, family=family, tile=tile)
         return
     table = _GATE_UP if unit_columns(w1.type) == 32 else _BLOCK_GATE_UP
     size = _tile(table, _OTHER_GATE_UP, family)
@@ -173,7 +173,7 @@ def expert_down(
             f" weights {list(weights.shape)}, bank [{down.rows}, {columns}], shared {shared}"
         )
     if fits_lanes(down, shared, family):
-        down_lanes(out, h, slots, weights, down, shared, family, tile)
+        down_lanes(out, h, slots, weights, down, shared, family=family, tile=tile)
         return
     size = _tile(_DOWN, _OTHER_DOWN, family)
     are_grouped = _is_grouped(down, family) and _is_grouped(other, family)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import to_bf16
+from edgedsv4.kernels.gpu.conversions import to_bf16
 from edgedsv4.kernels.gpu.make_rows import hadamard, load_rotation, rotate
 from edgedsv4.kernels.gpu.rows import group_pairs, number_pairs, round_fp4
 

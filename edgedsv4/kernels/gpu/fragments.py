@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor
 
 from edgedsv4.kernels._triton import IS_INTERPRETED, tl, triton
-from edgedsv4.kernels.gpu.common import to_bf16
+from edgedsv4.kernels.gpu.conversions import to_bf16
 
 # Rows of activations end with whole tiles of weights of every type.
 _TILE = 256

@@ -11,7 +11,7 @@ from torch import Tensor
 from edgedsv4.errors import ShapeError
 from edgedsv4.formats.block_types import BLOCK_TYPES
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import to_bf16
+from edgedsv4.kernels.gpu.conversions import to_bf16
 from edgedsv4.kernels.gpu.decode import decode_tile
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, plane_arguments
 

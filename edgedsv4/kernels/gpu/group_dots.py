@@ -20,7 +20,7 @@ from torch import Tensor
 
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.dequantize.tables import iq_grid
-from edgedsv4.kernels.gpu.common import dot_acc
+from edgedsv4.kernels.gpu.conversions import dot_acc
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, plane_arguments
 
 GROUPED = ("Q8_0", "Q4_0", "MXFP4", "Q2_K", "Q4_K", "IQ2_XXS")

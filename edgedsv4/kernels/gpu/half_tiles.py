@@ -6,7 +6,7 @@ instructions, and its rounding is 2^-12 of its size (2^-25 at least), less than 
 
 Loads for a step are issued one step ahead, and the words that a look-up needs two steps ahead: the
 compiler would copy each of them to shared memory and back instead.
-Activations are halves, too: |x| must be below 65504, and |d| below 8, or results are not finite.
+Activations are halves, too. |x| above 65504 or |d| of a block above 1/8 give infinities.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.dequantize.tables import iq_grid
-from edgedsv4.kernels.gpu.common import INTERPRETED, dot_acc
+from edgedsv4.kernels.gpu.conversions import INTERPRETED, dot_acc, e8m0_to_f32
 from edgedsv4.kernels.gpu.decode_common import hidden, high, join4, join8, low, spread
 from edgedsv4.kernels.gpu.decode_product import plane_numbers, plane_words
 from edgedsv4.kernels.gpu.fragments import weights_in_positions
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, plane_arguments
 
-HALF_TYPES = frozenset(("IQ2_XXS", "Q2_K"))
+HALF_TYPES = frozenset(("IQ2_XXS", "Q2_K", "MXFP4"))
 """Types with such a product."""
 
 _PLACES = (0, 2, 8, 10)
@@ -106,8 +106,8 @@ def add_halves(
         for k0 in range(0, K, BK):
             x = tl.load(x_ptr + k0, mask=x_mask, other=0.0)
             after = tl.minimum(k0 + BK, LAST)
-            w_a = _q2_k(a, a_s, a_d, table)
-            w_b = _q2_k(b, b_s, b_d, table)
+            w_a = _weights(a, a_s, a_d, table, TYPE)
+            w_b = _weights(b, b_s, b_d, table, TYPE)
             a, a_s, a_d = _fetch(a0, a1, a2, row_a, mask_a, after, K, TYPE, BK)
             b, b_s, b_d = _fetch(b0, b1, b2, row_b, mask_b, after, K, TYPE, BK)
             acc = dot_acc(weights_in_positions(_interleaved(w_a, w_b)), x, acc)
@@ -131,6 +131,10 @@ def _fetch(p0, p1, p2, row, row_mask, k0, K: tl.constexpr, TYPE: tl.constexpr, B
         word = plane_words(p1, row, row_mask, k0, K, 32, BK)  # [BN, BK / 32]
         d = plane_numbers(p2, row, row_mask, k0, K, 256, BK)  # [BN, 1]
         return index, word, d
+    elif TYPE == "MXFP4":
+        word = plane_words(p0, row, row_mask, k0, K, 8, BK)  # [BN, BK / 8]
+        e = plane_numbers(p1, row, row_mask, k0, K, 32, BK)  # [BN, BK / 32]
+        return word, e, e
     else:
         # Two words, and bytes, at once: then a thread has one number of each tile.
         word_ptr = p0.to(tl.pointer_type(tl.int64))
@@ -207,13 +211,40 @@ def _scaled(pair, scale):
 
 
 @triton.jit
-def _twice(x, table):
-    """The half float next to x, twice in a word; the compiler must take the halves for different.
+def _weights(a, b, c, table, TYPE: tl.constexpr):
+    """Weights f16 of a tile from what `_fetch` loads."""
+    if TYPE == "MXFP4":
+        return _mxfp4(a, b)
+    else:
+        return _q2_k(a, b, c, table)
 
-    Else it pairs products with the same scale, of halves that are not in one word.
-    """
-    bits = x.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32)
-    return bits | (bits << 16)
+
+@triton.jit
+def _mxfp4(words, e):
+    """Weights f16 [BN, 32 G] from words [BN, 4 G] and exponents [BN, G]."""
+    BN: tl.constexpr = words.shape[0]
+    G: tl.constexpr = e.shape[1]
+    # Values are cut out times 2^-14.
+    scale = (e8m0_to_f32(e) * 16384.0).to(tl.float16)
+    even, odd = tl.split(tl.reshape(words, (BN, G, 2, 2)))
+    word0, word2 = tl.split(even)
+    word1, word3 = tl.split(odd)
+    x = join4(_e2m1(word0, scale), _e2m1(word1, scale), _e2m1(word2, scale), _e2m1(word3, scale))
+    x = tl.permute(x, (0, 1, 5, 6, 2, 3, 4))
+    return tl.reshape(x, (BN, 32 * G))
+
+
+@triton.jit
+def _e2m1(word, scale):
+    """Eight weights [BN, G, 2, 2, 2]; the places of the bits are those of `pack_e2m1`."""
+    pair2 = ((word << 2) & 0x80008000) | ((word << 6) & 0x0E000E00)
+    pair3 = ((word << 1) & 0x80008000) | ((word << 9) & 0x0E000E00)
+    return join8(
+        *_scaled(word & 0x8E008E00, scale),
+        *_scaled((word << 3) & 0x8E008E00, scale),
+        *_scaled(pair2, scale),
+        *_scaled(pair3, scale),
+    )
 
 
 @triton.jit
@@ -234,8 +265,8 @@ def _sub_block(word, small, d, minus, table):
     """Sixteen weights, [BN, G, 2, 2, 2, 2]: the first of the axes last."""
     # Two bits below a one are 1 + q / 4.
     scale = (small & 15).to(tl.float32) * d * 4.0
-    offset = _twice((small >> 4).to(tl.float32) * minus - scale, table)
-    scale = _twice(scale, table)
+    offset = ((small >> 4).to(tl.float32) * minus - scale).to(tl.float16)
+    scale = scale.to(tl.float16)
     mask, one = 0x03000300, hidden(0x3C003C00, table)
     first = join8(
         *_affine(((word << 8) & mask) | one, scale, offset),
@@ -254,12 +285,10 @@ def _sub_block(word, small, d, minus, table):
 
 @triton.jit
 def _affine(pair, scale, offset):
-    """Halves of a word times those of a scale plus those of an offset."""
+    """Both halves of a word times a scale plus an offset, in the order of `_scaled`."""
     first, second = _halves(pair)
-    first_scale, second_scale = _halves(scale)
-    first_offset, second_offset = _halves(offset)
-    second = _fma(second, second_scale, second_offset)
-    return _fma(first, first_scale, first_offset), second
+    second = _fma(second, scale, offset)
+    return _fma(first, scale, offset), second
 
 
 @triton.jit

@@ -21,7 +21,8 @@ from torch import Tensor
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu import hyper_chunk
-from edgedsv4.kernels.gpu.hyper_mix import appended, nothing, sigmoid, sinkhorn, written
+from edgedsv4.kernels.gpu.hyper_mix import sigmoid, sinkhorn, written
+from edgedsv4.kernels.gpu.tuples import appended, nothing
 
 if TYPE_CHECKING:
     from edgedsv4.kernels.mhc import HyperConstants
@@ -194,14 +195,8 @@ def head_step(
     columns, warps = READ
     _read_kernel[(_cdiv(hidden, columns), wanted)](
         *(y, post, comb, streams, work, base, scale, norm),
-        *(
-            hidden,
-            blocks,
-            wanted * blocks,
-            constants.iterations,
-            constants.hc_eps,
-            constants.norm_eps,
-        ),
+        *(hidden, blocks, wanted * blocks),
+        *(constants.iterations, constants.hc_eps, constants.norm_eps),
         ROWS=STREAMS,
         HC=STREAMS,
         BN=columns,

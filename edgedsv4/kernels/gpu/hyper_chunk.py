@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.hyper_mix import appended, nothing, sigmoid, sinkhorn, written
+from edgedsv4.kernels.gpu.hyper_mix import sigmoid, sinkhorn, written
+from edgedsv4.kernels.gpu.tuples import appended, nothing
 
 if TYPE_CHECKING:
     from edgedsv4.kernels.mhc import HyperConstants

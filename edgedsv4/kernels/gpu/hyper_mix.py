@@ -7,18 +7,7 @@ tiles for several. So nothing here moves between threads.
 from __future__ import annotations
 
 from edgedsv4.kernels._triton import tl, triton
-
-
-@triton.jit
-def nothing():
-    """An empty tuple to append to."""
-    return ()
-
-
-@triton.jit
-def appended(values, value):
-    """A tuple with one value more."""
-    return values + (value,)  # noqa: RUF005 - the compiler unpacks no tuples
+from edgedsv4.kernels.gpu.tuples import appended, nothing
 
 
 @triton.jit

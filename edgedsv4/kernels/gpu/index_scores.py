@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import dot_acc, to_bf16
+from edgedsv4.kernels.gpu.conversions import dot_acc, to_bf16
 from edgedsv4.kernels.kv_quant import FP4_GROUP
 
 _PROGRAMS = 528

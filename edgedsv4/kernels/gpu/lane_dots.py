@@ -13,7 +13,7 @@ Rows come as two sets of 8, of one or of two matrices, so that a product can giv
 from __future__ import annotations
 
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import dot_acc
+from edgedsv4.kernels.gpu.conversions import dot_acc
 
 LANE_TYPES = ("IQ2_XXS", "Q2_K")
 """Types with such a product."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import dot_acc, to_bf16
+from edgedsv4.kernels.gpu.conversions import dot_acc, to_bf16
 from edgedsv4.kernels.gpu.decode import decode_tile
 from edgedsv4.kernels.gpu.decode_product import PRODUCT_TYPES, product_tile
 from edgedsv4.kernels.gpu.fragments import in_positions, matrix_unit, weights_in_positions
@@ -240,7 +240,7 @@ def _decoded(product: _Product, scratch: Tensor | None) -> None:
     at_once = _rows_at_once(matrix, groups, _item_bytes(matrix, product.precise, product.wide))
     for first in range(0, matrix.rows, at_once):
         last = min(first + at_once, matrix.rows)
-        weights = _decoded_rows(matrix, first, last, x.dtype, parts, scratch, used)
+        weights = _decoded_rows(matrix, slice(first, last), x.dtype, parts, (scratch, used))
         target = y[:, first:last]
         if groups == 1:
             _multiply(target, x[:, 0], weights.T)
@@ -268,18 +268,20 @@ def _operand(product: _Product, parts: int, scratch: Tensor | None) -> tuple[Ten
 
 def _decoded_rows(
     matrix: DeviceMatrix,
-    first: int,
-    last: int,
+    part: slice,
     dtype: torch.dtype,
     parts: int,
-    scratch: Tensor | None,
-    used: int,
+    memory: tuple[Tensor | None, int],
 ) -> Tensor:
-    """Rows first..last-1 as they are multiplied, [n, parts * K]; stored ones where they fit."""
+    """Some rows as they are multiplied, [n, parts * K]; stored ones where they fit.
+
+    `memory` is the scratch and how many of its bytes are in use.
+    """
     stored = matrix.planes[0]
     if parts == 1 and stored.dtype == dtype:
-        return stored[first:last]
-    rows, columns = last - first, matrix.cols
+        return stored[part]
+    first, rows, columns = part.start, part.stop - part.start, matrix.cols
+    scratch, used = memory
     made = _piece(scratch, used, rows * parts * columns, dtype)
     block = column_block(matrix.type)
     grid = (triton.cdiv(rows, _DECODE_ROWS), triton.cdiv(columns, block))

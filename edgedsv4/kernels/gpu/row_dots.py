@@ -8,8 +8,9 @@ end. Types without a path of their own are decoded by `decode_tile`.
 from __future__ import annotations
 
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import bf16_to_f32
+from edgedsv4.kernels.gpu.conversions import bf16_to_f32
 from edgedsv4.kernels.gpu.decode import decode_tile
+from edgedsv4.kernels.gpu.tuples import appended, nothing
 
 
 @triton.jit
@@ -56,8 +57,7 @@ def q8_0_rows(x_ptr, p0, p1, row, step, last, K: tl.constexpr, R: tl.constexpr, 
     piece = tl.arange(0, BG)
     is_piece = (piece < K // 16)[None, :]
     column = piece[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
-    codes = ()
-    scales = ()
+    codes, scales = nothing(), nothing()
     for i in tl.static_range(BN):
         address = p0 + tl.minimum(row + i * step, last) * K
         w = tl.load(
@@ -66,19 +66,21 @@ def q8_0_rows(x_ptr, p0, p1, row, step, last, K: tl.constexpr, R: tl.constexpr, 
             other=0,
             eviction_policy="evict_first",
         )  # [R, BG, 16]
-        codes += (w,)
+        codes = appended(codes, w)
     for i in tl.static_range(BN):
         address = p1 + tl.minimum(row + i * step, last) * (K // 32)
-        scales += (tl.load(address[:, None] + (piece // 2)[None, :], mask=is_piece, other=0.0),)
+        scale = tl.load(address[:, None] + (piece // 2)[None, :], mask=is_piece, other=0.0)
+        scales = appended(scales, scale)
     # The address has as many rows as the others, so that the layout is theirs.
     x_address = x_ptr + (row * 0)[:, None, None] + column
     x = tl.load(x_address, mask=is_piece[:, :, None], other=0.0)  # [R, BG, 16]
     # Codes are stored with 128 added; as half floats they are numbers times 2^-24.
     offset = tl.sum(x, 2) * (-128.0 / 16777216.0)
-    sums = ()
+    sums = nothing()
     for i in tl.static_range(BN):
         w = codes[i].to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-        sums += ((tl.sum(w * x, 2) + offset) * (scales[i].to(tl.float32) * 16777216.0),)
+        part = (tl.sum(w * x, 2) + offset) * (scales[i].to(tl.float32) * 16777216.0)
+        sums = appended(sums, part)
     return tl.sum(_rows_last(sums, R, BN, BG), 1)
 
 

@@ -18,7 +18,7 @@ import torch
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
-from edgedsv4.kernels.gpu.common import bf16_to_f32, e2m1_to_f32, e4m3_to_f32, f32_to_e4m3
+from edgedsv4.kernels.gpu.conversions import bf16_to_f32, e2m1_to_f32, e4m3_to_f32, f32_to_e4m3
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -44,7 +44,7 @@ def product_checks(device: torch.device) -> Iterator[Check]:
     yield _check("products in bfloat16", partial(_rounded, device), _rounded_right, BF16_LIMIT)
     yield _check("experts of a token", partial(_token, device), _token_right)
     for is_precise, limit in ((True, LIMIT), (False, BF16_LIMIT)):
-        label = "float32" if is_precise else "bfloat16"
+        label = "float32" if is_precise else "float16"
         chunk = partial(_chunk, device, is_precise)
         yield _check(
             f"experts of a chunk, {label}", chunk, partial(_chunk_right, is_precise), limit
@@ -119,6 +119,10 @@ def _rounded_right() -> list[Tensor]:
 
 def _bf16(values: Tensor) -> Tensor:
     return values.to(torch.bfloat16).double()
+
+
+def _f16(values: Tensor) -> Tensor:
+    return values.to(torch.float16).double()
 
 
 # ---- embedding ----
@@ -222,14 +226,15 @@ def _chunk(device: torch.device, is_precise: bool) -> list[Tensor]:
         len(x), _CHOSEN, _SLOTS, _HIDDEN, _WIDTH, device=device, precise=is_precise
     )
     w1, w3, w2 = _Experts().banks(device)
-    given = (x, ids, weights, w1, w3, w2, _ROUTED)
-    expert_ffn_chunk(out, *given, scratch=scratch, precise=is_precise)
+    expert_ffn_chunk(
+        out, x, ids, weights, (w1, w3, w2), _ROUTED, scratch=scratch, precise=is_precise
+    )
     return [out]
 
 
 def _chunk_right(is_precise: bool) -> list[Tensor]:
-    """On operands that are rounded as the kernels round them."""
-    rounded = Tensor.double if is_precise else _bf16
+    """On operands that are rounded as the kernels round them, with weights of these types."""
+    rounded = Tensor.double if is_precise else _f16
     x, ids, weights = _chunk_inputs()
     matrices = [[rounded(_wide(weight)) for weight in part] for part in _Experts().routed]
     out = torch.zeros(x.shape, dtype=torch.float64)
