@@ -1,4 +1,4 @@
-"""The readable operations give the same numbers on a GPU: they are what its kernels are judged by.
+"""A GPU gives the same numbers, by the readable operations and by its kernels.
 
 Run on a machine with a GPU: `python -m pytest -m gpu`.
 """
@@ -21,8 +21,14 @@ LIMIT = 2e-4
 """As for the CPU against the stored logits."""
 
 
-def logits(model: str, device: str, profile: str, token_ids: list[int], chunk: int) -> np.ndarray:
-    backend = "reference" if device == "cuda" else "auto"
+def logits(
+    model: str,
+    device: str,
+    profile: str,
+    token_ids: list[int],
+    chunk: int,
+    backend: str = "auto",
+) -> np.ndarray:
     options = EngineOptions(
         device=device, profile=profile, context=1024, threads=4, backend=backend
     )
@@ -32,10 +38,11 @@ def logits(model: str, device: str, profile: str, token_ids: list[int], chunk: i
         return found
 
 
+@pytest.mark.parametrize("backend", ["reference", "triton"])
 @pytest.mark.parametrize("chunk", [420, 37])
-def test_gpu_gives_the_stored_logits(chunk: int) -> None:
+def test_gpu_gives_the_stored_logits(chunk: int, backend: str) -> None:
     token_ids = np.fromfile(STORED / "tokens.i32", dtype=np.int32).tolist()
-    got = logits(str(STORED / "official"), "cuda", "exact", token_ids, chunk)
+    got = logits(str(STORED / "official"), "cuda", "exact", token_ids, chunk, backend)
     assert_logits("structure", got, np.load(STORED / "logits_transformers_f32.npy"), LIMIT)
 
 
@@ -43,7 +50,7 @@ def test_gpu_and_cpu_agree_on_stored_formats() -> None:
     """FP8 rows and FP4 keys: the same bytes up to values that round the other way."""
     draw = torch.Generator().manual_seed(5)
     token_ids = torch.randint(0, 256, (600,), generator=draw).tolist()
-    gpu = logits("random-tiny", "cuda", "default", token_ids, 128)
+    gpu = logits("random-tiny", "cuda", "default", token_ids, 128, "reference")
     cpu = logits("random-tiny", "cpu", "default", token_ids, 128)
     assert mean_kl(cpu, gpu) < 1e-3
     assert len(top1_disagreements(cpu, gpu)) <= 12
