@@ -12,6 +12,7 @@ from torch import Tensor
 from triton_device import DEVICE
 
 from edgedsv4.errors import ShapeError
+from edgedsv4.kernels.gpu import expert_tiling
 from edgedsv4.kernels.gpu.expert_matmul import (
     ExpertScratch,
     expert_ffn_chunk,
@@ -124,6 +125,22 @@ def test_chunk_equals_sum_of_experts(case: str, precise: bool) -> None:
     got = _run(x, ids, weights, [w1, w3, w2], limit, precise=precise)
     ref = _reference(x, ids, weights, [w1, w3, w2], limit, precise=precise)
     assert_close(case, got, ref, None if precise else 3.3e-3)
+
+
+@pytest.mark.parametrize("precise", [False, True], ids=["bf16", "precise"])
+@pytest.mark.parametrize("kind", ["Q8_0", "IQ2_XXS"])
+def test_tables_for_amd(monkeypatch: pytest.MonkeyPatch, kind: str, precise: bool) -> None:
+    monkeypatch.setattr(expert_tiling, "matrix_unit", lambda: "wmma")
+    banks = [
+        _Bank(kind, 2, 64, 256, 1),
+        _Bank(kind, 2, 64, 256, 100),
+        _Bank("BF16", 2, 256, 64, 200),
+    ]
+    inputs = _inputs(3, 1, 2, 256, 5)
+    got = _run(*inputs, banks, 10.0, precise=precise)
+    assert_close(
+        kind, got, _reference(*inputs, banks, 10.0, precise=precise), None if precise else 3.3e-3
+    )
 
 
 @pytest.mark.parametrize(

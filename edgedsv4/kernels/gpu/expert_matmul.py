@@ -23,7 +23,14 @@ from edgedsv4.kernels.gpu.conversions import dot_acc, to_bf16
 from edgedsv4.kernels.gpu.decode_product import PRODUCT_TYPES, product_tile
 from edgedsv4.kernels.gpu.expert_sort import sort_pairs, tile_capacity
 from edgedsv4.kernels.gpu.expert_sum import sum_places
-from edgedsv4.kernels.gpu.expert_tiling import WIDTHS, Tiling, is_pair, tile_width, tilings
+from edgedsv4.kernels.gpu.expert_tiling import (
+    WIDTHS,
+    Tiling,
+    is_pair,
+    is_split,
+    tile_width,
+    tilings,
+)
 from edgedsv4.kernels.gpu.fragments import (
     pack_activations,
     padded,
@@ -145,7 +152,7 @@ def _in_halves(
 ) -> ExpertScratch:
     """The same memory, with the operands of weights of `HALF_TYPES` as f16."""
     x, hidden = scratch.x, scratch.hidden
-    if is_pair(w1, w3) and w1.type in HALF_TYPES and not precise:
+    if is_pair(w1, w3, precise) and w1.type in HALF_TYPES:
         x = x.view(torch.float16)
     if w2.type in HALF_TYPES and not precise:
         hidden = hidden.view(torch.float16)
@@ -209,7 +216,7 @@ def _launch_gate_up(
     slots, capacity = bounds.shape[1], tiles.shape[1]
     stride_hidden_row = scratch.hidden.shape[1]
     is_precise = scratch.hidden.dtype == torch.float32
-    kernel = _gate_up_kernel if is_pair(w1, w3) and not is_precise else _gate_then_up_kernel
+    kernel = _gate_up_kernel if is_pair(w1, w3, is_precise) else _gate_then_up_kernel
     kernel[(triton.cdiv(stride_hidden_row, tiling.rows), capacity)](
         scratch.hidden,
         scratch.x,
@@ -231,6 +238,7 @@ def _launch_gate_up(
         TYPE3=w3.type,
         SCALE3=w3.scale_cols,
         PRECISE=is_precise,
+        IS_SPLIT=is_split(),
         BR=tiling.rows,
         BK=_columns(tiling, w1, w3),
         BT=block,
@@ -342,6 +350,7 @@ def _gate_up_kernel(
     TYPE3: tl.constexpr,  # noqa: ARG001
     SCALE3: tl.constexpr,  # noqa: ARG001
     PRECISE: tl.constexpr,
+    IS_SPLIT: tl.constexpr,  # noqa: ARG001
     BR: tl.constexpr,
     BK: tl.constexpr,
     BT: tl.constexpr,
@@ -414,11 +423,15 @@ def _gate_then_up_kernel(
     TYPE3: tl.constexpr,
     SCALE3: tl.constexpr,
     PRECISE: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     BR: tl.constexpr,
     BK: tl.constexpr,
     BT: tl.constexpr,
 ):
-    """As `_gate_up_kernel` for any types: BR rows of w1, then of w3, for each tile of columns."""
+    """As `_gate_up_kernel` for any types: BR rows of w1, then of w3, for each tile of columns.
+
+    With IS_SPLIT for all columns: activations are read twice, and need no registers in between.
+    """
     slot = tl.load(tiles_ptr + tl.program_id(1))
     if slot < 0:
         return
@@ -430,12 +443,22 @@ def _gate_then_up_kernel(
     o_x = token[None, :] * stride_x_row + tl.arange(0, BK)[:, None]  # [BK, BT]
     gate = tl.zeros([BR, BT], tl.float32)
     up = tl.zeros([BR, BT], tl.float32)
-    for k0 in range(0, D, BK):
-        x = tl.load(x_ptr + k0 + o_x, mask=m_place[None, :], other=0.0)
-        w = product_tile(a0, a1, a2, a3, row, m_row, k0, D, TYPE1, BK, SCALE1)  # [BR, BK]
-        gate = _multiply(gate, w, x, PRECISE)
-        w = product_tile(b0, b1, b2, b3, row, m_row, k0, D, TYPE3, BK, SCALE3)
-        up = _multiply(up, w, x, PRECISE)
+    if IS_SPLIT:
+        for k0 in range(0, D, BK):
+            x = tl.load(x_ptr + k0 + o_x, mask=m_place[None, :], other=0.0)
+            w = product_tile(a0, a1, a2, a3, row, m_row, k0, D, TYPE1, BK, SCALE1)  # [BR, BK]
+            gate = _multiply(gate, w, x, PRECISE)
+        for k0 in range(0, D, BK):
+            x = tl.load(x_ptr + k0 + o_x, mask=m_place[None, :], other=0.0)
+            w = product_tile(b0, b1, b2, b3, row, m_row, k0, D, TYPE3, BK, SCALE3)
+            up = _multiply(up, w, x, PRECISE)
+    else:
+        for k0 in range(0, D, BK):
+            x = tl.load(x_ptr + k0 + o_x, mask=m_place[None, :], other=0.0)
+            w = product_tile(a0, a1, a2, a3, row, m_row, k0, D, TYPE1, BK, SCALE1)  # [BR, BK]
+            gate = _multiply(gate, w, x, PRECISE)
+            w = product_tile(b0, b1, b2, b3, row, m_row, k0, D, TYPE3, BK, SCALE3)
+            up = _multiply(up, w, x, PRECISE)
     _store_hidden(hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row)
 
 

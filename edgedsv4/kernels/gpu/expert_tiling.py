@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from edgedsv4.kernels.gpu.decode_product import PRODUCT_TYPES
@@ -33,9 +33,15 @@ class _Tables:
     half_gate_up: dict[int, Tiling]
     half_down: dict[int, Tiling]
     general: dict[int, Tiling]
+    """Gate and up of types that are not in `PRODUCT_TYPES`, or of two types."""
+    general_down: dict[int, Tiling]
+    precise: dict[int, Tiling]
+    down_exceptions: dict[tuple[str, int], Tiling] = field(default_factory=dict)
+    """By type, too."""
+    is_split: bool = False
+    """Whether gate and up are computed one after the other, but for `HALF_TYPES`."""
 
 
-# For types that are not in `PRODUCT_TYPES`, and for gate and up of two types.
 _GENERAL = {
     16: Tiling(32, 256, 8, 2),
     32: Tiling(32, 256, 8, 2),
@@ -52,6 +58,8 @@ _HALF_DOWN = {
     32: Tiling(64, 128, 4, 2),
     64: Tiling(128, 128, 8, 2),
 }
+# Products in f32 run on the units for scalars.
+_PRECISE = {16: Tiling(16, 128, 8, 1)}
 _HOPPER = _Tables(
     gate_up={
         16: Tiling(64, 128, 4, 3),
@@ -78,6 +86,8 @@ _HOPPER = _Tables(
         128: Tiling(128, 128, 8, 3),
     },
     general=_GENERAL,
+    general_down=_GENERAL,
+    precise=_PRECISE,
 )
 _NVIDIA = _Tables(
     gate_up={
@@ -91,8 +101,15 @@ _NVIDIA = _Tables(
         64: Tiling(128, 128, 8, 2),
     },
     half_gate_up=_HALF_GATE_UP,
-    half_down={**_HALF_DOWN, 64: Tiling(64, 128, 4, 2)},
-    general=_GENERAL,
+    half_down=_HALF_DOWN | {64: Tiling(64, 128, 4, 2)},
+    general=_GENERAL | {64: Tiling(32, 256, 8, 1)},
+    general_down=_GENERAL,
+    precise=_PRECISE,
+    down_exceptions={
+        ("FP8_E4M3", 16): Tiling(128, 128, 8, 3),
+        ("Q8_0", 64): Tiling(64, 128, 4, 2),
+        ("Q4_K", 64): Tiling(64, 128, 4, 2),
+    },
 )
 _OTHERS = _Tables(
     gate_up={
@@ -108,10 +125,22 @@ _OTHERS = _Tables(
     half_gate_up=_HALF_GATE_UP,
     half_down=_HALF_DOWN,
     general=_GENERAL,
+    general_down=_GENERAL,
+    precise=_PRECISE,
 )
-_TABLES = {"wgmma": _HOPPER, "mma": _NVIDIA, "other": _OTHERS}
-# Products in f32 run on the units for scalars.
-_PRECISE = {16: Tiling(16, 128, 8, 1)}
+# The compiler addresses a bank relative to its start, and cannot choose between two banks; and
+# activations that wait for the second product are too many registers.
+_AMD = replace(
+    _OTHERS,
+    general={
+        16: Tiling(32, 256, 8, 1),
+        32: Tiling(32, 256, 8, 1),
+        64: Tiling(32, 256, 8, 1),
+    },
+    general_down={16: Tiling(32, 256, 8, 1), 32: Tiling(32, 256, 8, 1)},
+    is_split=True,
+)
+_TABLES = {"wgmma": _HOPPER, "mma": _NVIDIA, "mfma": _AMD, "wmma": _AMD, "other": _OTHERS}
 WIDTHS = (16, 32, 64, 128)
 
 
@@ -121,10 +150,17 @@ def tile_width(pairs: int, slots: int, widest: int = WIDTHS[-1]) -> int:
     return next(width for width in WIDTHS if width >= wanted)
 
 
-def is_pair(w1: DeviceMatrix, w3: DeviceMatrix) -> bool:
-    """Whether rows of both can be one operand."""
+def is_split() -> bool:
+    """Whether gate and up are computed one after the other where they are no pair."""
+    return _TABLES[matrix_unit()].is_split
+
+
+def is_pair(w1: DeviceMatrix, w3: DeviceMatrix, precise: bool) -> bool:
+    """Whether rows of both are one operand."""
     is_same = (w1.type, w1.scale_cols) == (w3.type, w3.scale_cols)
-    return is_same and w1.type in PRODUCT_TYPES
+    if precise or not is_same or w1.type not in PRODUCT_TYPES:
+        return False
+    return not is_split() or w1.type in HALF_TYPES
 
 
 def tilings(
@@ -132,12 +168,16 @@ def tilings(
 ) -> tuple[dict[int, Tiling], dict[int, Tiling]]:
     """Tilings of gate and up, and of down, by pairs per tile."""
     w1, w3, w2 = banks
-    if precise:
-        return _PRECISE, _PRECISE
     tables = _TABLES[matrix_unit()]
-    gate_up = tables.gate_up if is_pair(w1, w3) else tables.general
-    down = tables.down if w2.type in PRODUCT_TYPES else tables.general
-    if is_pair(w1, w3) and w1.type in HALF_TYPES:
+    if precise:
+        return tables.precise, tables.precise
+    are_products = w1.type in PRODUCT_TYPES and w3.type in PRODUCT_TYPES
+    is_one_type = (w1.type, w1.scale_cols) == (w3.type, w3.scale_cols)
+    gate_up = tables.gate_up if are_products and is_one_type else tables.general
+    down = tables.down if w2.type in PRODUCT_TYPES else tables.general_down
+    others = tables.down_exceptions
+    down = {block: others.get((w2.type, block), tiling) for block, tiling in down.items()}
+    if is_pair(w1, w3, precise) and w1.type in HALF_TYPES:
         gate_up = tables.half_gate_up
     if w2.type in HALF_TYPES:
         down = tables.half_down

@@ -60,7 +60,7 @@ _ROWS = 4
 # Blocks of 256 columns take much shared memory, on AMD too much.
 _GATE_UP = {"sm_9": _Tile(32, 4, 2, 4), "sm_10": _Tile(32, 4, 2, 4), "gfx": _Tile(16, 4, 2, 1)}
 _BLOCK_GATE_UP = {"gfx": _Tile(16, 4, 2, 1)}
-_DOWN = {"gfx": _Tile(16, 4, 2, 1)}
+_DOWN = {"gfx": _Tile(16, 4, 2, 1), "sm_12": _Tile(32, 8, 4, 2)}
 _OTHER_GATE_UP, _OTHER_DOWN = _Tile(16, 4, 2, 3), _Tile(32, 8, 4, 3)
 
 

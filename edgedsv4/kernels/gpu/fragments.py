@@ -22,11 +22,13 @@ _TILE = 256
 _BLOCK = 1024
 
 
-def matrix_unit() -> Literal["wgmma", "mma", "other"]:
-    """Kind of matrix unit of the GPU that launches go to."""
+def matrix_unit() -> Literal["wgmma", "mma", "mfma", "wmma", "other"]:
+    """Kind of matrix unit of the GPU that launches go to; the last two named are AMD's."""
     if IS_INTERPRETED:
         return "other"
     target = triton.runtime.driver.active.get_current_target()
+    if target.backend == "hip":
+        return "mfma" if target.arch.startswith("gfx9") else "wmma"
     if target.backend != "cuda":
         return "other"
     return "wgmma" if target.arch // 10 == 9 else "mma"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from edgedsv4.errors import ShapeError
+from edgedsv4.formats.block_types import BLOCK_TYPES
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.conversions import dot_acc, to_bf16
 from edgedsv4.kernels.gpu.decode import decode_tile
@@ -36,10 +37,11 @@ FUSED_TOKENS = 128
 # Rows per program and warps, by tokens per tile: without and with wgmma, and in f32. Products of
 # two parts, and types that are not in `PRODUCT_TYPES`, need more registers.
 _SHAPES = {16: (32, 4), 32: (32, 8)}
-_LARGE_SHAPES = {16: (32, 8)}
+_LARGE_SHAPES = {16: (16, 8)}
 _WGMMA_SHAPES = {16: (64, 4), 32: (64, 4), 64: (64, 4)}
 _LARGE_WGMMA_SHAPES = {16: (64, 4)}
 _GENERAL_SHAPES = {16: (32, 8), 32: (32, 8)}
+_LARGE_GENERAL_SHAPES = {16: (32, 8)}
 _PRECISE_SHAPES = {16: (16, 8)}
 # Programs that a product is split into: two for each processor of a large GPU.
 _LARGEST_ROWS = 64
@@ -143,7 +145,8 @@ def _shapes(type_name: str, precise: bool, wide: bool) -> dict[int, tuple[int, i
     if precise:
         return _PRECISE_SHAPES
     if type_name not in PRODUCT_TYPES:
-        return _LARGE_SHAPES if wide else _GENERAL_SHAPES
+        is_large = wide or matrix_unit() in ("mfma", "wmma")
+        return _LARGE_GENERAL_SHAPES if is_large else _GENERAL_SHAPES
     if matrix_unit() == "wgmma":
         return _LARGE_WGMMA_SHAPES if wide else _WGMMA_SHAPES
     return _LARGE_SHAPES if wide else _SHAPES
@@ -209,6 +212,11 @@ def _piece(scratch: Tensor | None, start: int, count: int, dtype: torch.dtype) -
 def column_block(type_name: str) -> int:
     """Columns that are decoded at a time."""
     return 128 if type_name in PRODUCT_TYPES else 256
+
+
+def _decoded_columns(type_name: str) -> int:
+    """Columns that `decode_tile` decodes at a time: whole blocks."""
+    return max(128, BLOCK_TYPES[type_name].block_elements)
 
 
 def _parts(matrix: DeviceMatrix, precise: bool, wide: bool) -> int:
@@ -283,7 +291,7 @@ def _decoded_rows(
     first, rows, columns = part.start, part.stop - part.start, matrix.cols
     scratch, used = memory
     made = _piece(scratch, used, rows * parts * columns, dtype)
-    block = column_block(matrix.type)
+    block = _decoded_columns(matrix.type)
     grid = (triton.cdiv(rows, _DECODE_ROWS), triton.cdiv(columns, block))
     _decode_kernel[grid](
         made,
