@@ -132,6 +132,12 @@ _OTHERS = _Tables(
 # activations that wait for the second product are too many registers.
 _AMD = replace(
     _OTHERS,
+    gate_up={
+        16: Tiling(32, 128, 4, 1),
+        32: Tiling(32, 128, 8, 1),
+        64: Tiling(32, 128, 8, 1),
+    },
+    half_down=_HALF_DOWN | {64: Tiling(64, 128, 8, 2)},
     general={
         16: Tiling(32, 256, 8, 1),
         32: Tiling(32, 256, 8, 1),
