@@ -25,7 +25,7 @@ def _family() -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
-FAMILY = _family()
+FAMILY = _family() if torch.cuda.is_available() else ""
 
 
 @dataclass(frozen=True, kw_only=True)

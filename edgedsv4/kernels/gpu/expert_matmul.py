@@ -6,8 +6,9 @@ where e = ids[t, j].
 Pairs (token, expert) are sorted by expert; a program multiplies some rows of one expert with a tile
 of its tokens. The weights are decoded in registers and are the left operand, so that an expert with
 few tokens still fills the matrix units. The places of a token are added in their order.
-Source: spec 10 §7; the reference is `kernels.expert_ffn` with the sum of `model.moe`.
+The reference is `kernels.expert_ffn` with the sum of `model.moe`.
 """
+# house-rule: long file, because the kernels of one grouped product and their launches share tiles.
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ class ChainCache:
 class ChainForward:
     logits: Tensor | None
     streams: Tensor
+    best: int | None = None
 
 
 class ChainModel:
