@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from edgedsv4.kernels.gpu.byte_vector import empty_bytes
+from edgedsv4.kernels.gpu.place import place
 from edgedsv4.kernels.rope import rope_frequencies
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
+    from edgedsv4.kernels.gpu.byte_vector import ByteVector, Order
     from edgedsv4.model.gpu_network import DeviceNetwork
     from edgedsv4.model.layer_plan import LayerPlan, RopePlan
 
@@ -55,14 +58,17 @@ class StepPlace:
         self._staged[0], self._staged[1] = token_id, position
         self.given.copy_(self._staged, non_blocking=True)
 
-    def launch(self) -> None:
-        """Follow `given`; part of a captured step."""
-        position = self.given[1:]
-        self.position.copy_(position)
-        starts = torch.div(position, self._ratios, rounding_mode="floor") * self._ratios
-        angles = starts.to(torch.float32)[:, None] * self._frequencies
-        torch.cos(angles, out=self._cos)
-        torch.sin(angles, out=self._sin)
+    def launch(self, bad: Tensor) -> None:
+        """Follow `given`, and set `bad` to 0; part of a captured step."""
+        place(
+            self.position,
+            bad,
+            self._cos,
+            self._sin,
+            given=self.given,
+            ratios=self._ratios,
+            frequencies=self._frequencies,
+        )
 
     def rotation(self, rope: RopePlan, ratio: int = 0) -> tuple[Tensor, Tensor]:
         """Cos and sin [1, r / 2]: of the position, or of the first one of its window."""
@@ -89,12 +95,13 @@ class StepBuffers:
         self.queries = floats(1, max(layer.queries.width for layer in layers))
         self.attended = floats(1, config.num_heads * config.head_dim)
         self.grouped = floats(1, config.output_groups * config.output_lora_rank)
-        self.index_weights = floats(1, config.index_heads)
         self.router = floats(1, config.num_experts)
         chosen = config.experts_per_token
         self.expert_ids = torch.empty((1, chosen), dtype=torch.int32, device=device)
         self.expert_weights = floats(1, chosen)
         self.inner = floats(chosen * config.expert_width)
+        self._device = device
+        self._rounded: dict[tuple[int, Order], ByteVector] = {}
         width = config.num_shared_experts * config.expert_width
         self.shared_both = floats(1, 2 * width)
         self.shared_inner = floats(1, width)
@@ -107,6 +114,13 @@ class StepBuffers:
         self.host_result = torch.zeros(2, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.best = self.result[:1]
         self.bad = self.result[1:]
+
+    def rounded(self, columns: int, order: Order) -> ByteVector:
+        """Place for a vector of bytes; the same one for the same size and order."""
+        key = (columns, order)
+        if key not in self._rounded:
+            self._rounded[key] = empty_bytes(columns, order, self._device)
+        return self._rounded[key]
 
     def outcome(self) -> tuple[int, bool]:
         """The likeliest next token and whether a value was not finite; waits for the device."""

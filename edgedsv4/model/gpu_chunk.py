@@ -51,14 +51,14 @@ _FLOAT_TYPES = frozenset(("BF16", "F16", "F32"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkSetting:
-    """What all chunks of a model have in common."""
+class ForwardSetting:
+    """What all forwards of a model have in common."""
 
     config: ModelConfig
     device: torch.device
     family: str
     is_precise: bool
-    """Products in float32 (profile `exact`) instead of bfloat16 with float32 sums."""
+    """Profile `exact`: products in float32, inputs of products as they are."""
 
 
 class Chunk:
@@ -74,7 +74,7 @@ class Chunk:
 
     def __init__(
         self,
-        setting: ChunkSetting,
+        setting: ForwardSetting,
         layers: Sequence[DeviceLayer],
         cache: GpuKvCache,
         token_ids: Tensor,

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from edgedsv4.kernels._triton import IS_INTERPRETED
 from edgedsv4.kernels.gpu.attention import decode_attention, decode_partials, decode_splits
+from edgedsv4.kernels.gpu.byte_products import BYTE_ORDERS, fits_bytes
+from edgedsv4.kernels.gpu.byte_vector import GROUP
+from edgedsv4.kernels.gpu.expert_bytes import down_bytes, gate_up_bytes
 from edgedsv4.kernels.gpu.expert_vec import expert_down, expert_gate_up
 from edgedsv4.kernels.gpu.finish_queries import IndexQueries, Rotation, finish_queries
 from edgedsv4.kernels.gpu.gated import gated
@@ -24,6 +27,7 @@ from edgedsv4.kernels.gpu.hyper import head_step, hyper_step, hyper_work_floats
 from edgedsv4.kernels.gpu.index_scores import score_keys
 from edgedsv4.kernels.gpu.index_select import select_rows, select_scratch_ints
 from edgedsv4.kernels.gpu.matvec import matvec
+from edgedsv4.kernels.gpu.nvidia import overlaps
 from edgedsv4.kernels.gpu.prepare import InputProducts, RowPositions, prepare
 from edgedsv4.kernels.gpu.route import route
 from edgedsv4.kernels.gpu.sample import argmax, argmax_work_ints
@@ -32,10 +36,11 @@ from edgedsv4.model.gpu_layer_state import LayerState, layer_state
 from edgedsv4.model.layer_plan import OVERLAP_RATIO
 
 if TYPE_CHECKING:
-    from edgedsv4.config import ModelConfig
+    from edgedsv4.kernels.gpu.byte_vector import ByteVector
     from edgedsv4.kernels.gpu.planes import DeviceMatrix
     from edgedsv4.model.gpu_buffers import StepBuffers, StepPlace
     from edgedsv4.model.gpu_cache import GpuKvCache
+    from edgedsv4.model.gpu_chunk import ForwardSetting
     from edgedsv4.model.gpu_network import DeviceHyper, DeviceLayer, DeviceNetwork
 
 _WARM_UPS = 2
@@ -45,28 +50,29 @@ class DecodeStep:
     """Evaluates one token of one timeline.
 
     Args:
-        config: shape of the model.
+        setting: what all steps of the model have in common.
         network: its weights.
         cache: the timeline.
         place: token and position, shared by all timelines of the model.
         buffers: activations, shared likewise.
-        family: of the device, for tables of tile sizes.
     """
 
     def __init__(
         self,
-        config: ModelConfig,
+        setting: ForwardSetting,
         network: DeviceNetwork,
         cache: GpuKvCache,
         place: StepPlace,
         buffers: StepBuffers,
-        family: str,
     ) -> None:
-        self._config = config
+        config = self._config = setting.config
         self._network = network
         self._place = place
         self._buffers = buffers
-        self._family = family
+        self._family = setting.family
+        self._overlap = overlaps(setting.family) and _has_graphs(buffers.x.device)
+        self._rounds = not setting.is_precise
+        """Whether inputs of routed experts are rounded to bytes where there are kernels for it."""
         self._states = [layer_state(config, layer, cache) for layer in network.layers]
         device = buffers.x.device
         self._constants = HyperConstants(
@@ -121,18 +127,18 @@ class DecodeStep:
 
     def _launch(self, *, selects: bool) -> None:
         buffers, network, place = self._buffers, self._network, self._place
-        place.launch()
-        buffers.bad.zero_()
+        place.launch(buffers.bad)
         embed_streams(buffers.streams, place.token_ids, network.embed)
         o: Tensor | None = None
         extra: Tensor | None = None
         for layer, state in zip(network.layers, self._states, strict=True):
             self._hyper(layer.hc_attn, layer.attn_norm, o, extra)
             self._attention(layer, state, selects=selects)
-            self._hyper(layer.hc_ffn, layer.ffn_norm, buffers.o)
+            rounded = self._rounded_input(layer)
+            self._hyper(layer.hc_ffn, layer.ffn_norm, buffers.o, rounded=rounded)
             with self._aside():
                 self._shared(layer)
-            self._experts(layer)
+            self._experts(layer, rounded)
             self._join()
             o = buffers.o
             extra = buffers.shared if layer.shared_w2 is not None else None
@@ -150,12 +156,18 @@ class DecodeStep:
             constants=self._constants,
             work=self._work,
             extra=extra,
+            overlap=self._overlap,
         )
         self._matvec(buffers.logits, buffers.y, [network.head])
         argmax(buffers.best, buffers.logits, self._best_work)
 
     def _hyper(
-        self, hyper: DeviceHyper, norm: Tensor, o: Tensor | None, extra: Tensor | None = None
+        self,
+        hyper: DeviceHyper,
+        norm: Tensor,
+        o: Tensor | None,
+        extra: Tensor | None = None,
+        rounded: ByteVector | None = None,
     ) -> None:
         buffers = self._buffers
         hyper_step(
@@ -171,7 +183,17 @@ class DecodeStep:
             constants=self._constants,
             work=self._work,
             extra=extra,
+            rounded=rounded,
+            overlap=self._overlap,
         )
+
+    def _rounded_input(self, layer: DeviceLayer) -> ByteVector | None:
+        """Place for the input of the routed experts as bytes, where those are multiplied so."""
+        bank, config = layer.experts, self._config
+        fits = all(fits_bytes(matrix, self._family) for matrix in (bank.w1, bank.w2))
+        if not (self._rounds and fits and config.expert_width % GROUP == 0):
+            return None
+        return self._buffers.rounded(config.hidden_size, BYTE_ORDERS[bank.w1.type])
 
     def _attention(self, layer: DeviceLayer, state: LayerState, *, selects: bool) -> None:
         buffers, place, plan, config = self._buffers, self._place, layer.plan, self._config
@@ -199,7 +221,7 @@ class DecodeStep:
             window_sin=window_sin,
             bad=buffers.bad,
         )
-        prepare(buffers.qr, products, state.attention, positions)
+        prepare(buffers.qr, products, state.attention, positions, overlap=self._overlap)
         selects = selects and has_indexer
         matrices = layer.queries.matrices if selects else layer.queries.matrices[:1]
         queries = buffers.queries[:, : sum(matrix.rows for matrix in matrices)]
@@ -220,6 +242,7 @@ class DecodeStep:
             sin=sin,
             partials=self._partials,
             family=self._family,
+            overlap=self._overlap,
         )
         self._matvec(buffers.grouped, buffers.attended, [layer.wo_a], config.output_groups)
         self._matvec(buffers.o, buffers.grouped, [layer.wo_b])
@@ -236,28 +259,32 @@ class DecodeStep:
         buffers, place, config = self._buffers, self._place, self._config
         cos, sin = place.rotation(layer.plan.rope)
         rotation = Rotation(cos=cos, sin=sin)
+        overlap = self._overlap
         if state is None or state.keys is None:
-            finish_queries(q, q, rotation, config.rms_norm_eps)
+            finish_queries(q, q, rotation, config.rms_norm_eps, overlap=overlap)
             return
         shape = (1, config.index_heads, config.index_dim)
         iq = queries[:, layer.queries.columns["iq"]].view(shape)
         index = IndexQueries(out=iq, raw=iq, is_rounded=state.is_rounded, bad=buffers.bad)
-        finish_queries(q, q, rotation, config.rms_norm_eps, index)
-        weights = buffers.index_weights
-        factor = (config.index_dim * config.index_heads) ** -0.5
-        torch.mul(made[:, layer.entrance.columns["index_weights"]], factor, out=weights)
-        ratio, topk = layer.plan.ratio, config.index_topk
-        score_keys(self._scores, iq, weights, state.keys, place.position, ratio=ratio, topk=topk)
-        select_rows(
-            buffers.selected,
+        finish_queries(q, q, rotation, config.rms_norm_eps, index, overlap=overlap)
+        ratio, position = layer.plan.ratio, place.position
+        score_keys(
             self._scores,
-            place.position,
-            self._select_scratch,
-            buffers.bad,
+            iq,
+            made[:, layer.entrance.columns["index_weights"]],
+            state.keys,
+            position,
             ratio=ratio,
+            topk=config.index_topk,
+            factor=(config.index_dim * config.index_heads) ** -0.5,
+            overlap=overlap,
+        )
+        work, bad = self._select_scratch, buffers.bad
+        select_rows(
+            buffers.selected, self._scores, position, work, bad, ratio=ratio, overlap=overlap
         )
 
-    def _experts(self, layer: DeviceLayer) -> None:
+    def _experts(self, layer: DeviceLayer, rounded: ByteVector | None) -> None:
         buffers, bank, plan = self._buffers, layer.experts, layer.plan
         self._matvec(buffers.router, buffers.x, [layer.router])
         route(
@@ -268,12 +295,20 @@ class DecodeStep:
             scale=self._config.routed_scale,
             table=layer.expert_table,
             token_ids=self._place.token_ids,
+            overlap=self._overlap,
         )
         slots, weights = buffers.expert_ids[0], buffers.expert_weights[0]
         gate_up, family = (bank.w1, bank.w3), self._family
-        limits = (plan.swiglu_limit, plan.swiglu_limit)
-        expert_gate_up(buffers.inner, buffers.x, slots, gate_up, None, limits, family=family)
-        expert_down(buffers.o, buffers.inner, slots, weights, bank.w2, None, family=family)
+        limit, overlap = plan.swiglu_limit, self._overlap
+        if rounded is not None:
+            width = self._config.expert_width
+            h = buffers.rounded(len(slots) * width, BYTE_ORDERS[bank.w2.type])
+            gate_up_bytes(h, rounded, slots, gate_up, limit, width=width, overlap=overlap)
+            down_bytes(buffers.o, h, slots, weights, bank.w2, overlap=overlap)
+            return
+        how: dict[str, Any] = {"family": family, "overlap": overlap}
+        expert_gate_up(buffers.inner, buffers.x, slots, gate_up, None, (limit, limit), **how)
+        expert_down(buffers.o, buffers.inner, slots, weights, bank.w2, None, **how)
 
     def _shared(self, layer: DeviceLayer) -> None:
         """The shared expert, beside the routed ones: those leave memory bandwidth unused."""
@@ -302,7 +337,7 @@ class DecodeStep:
     def _matvec(
         self, y: Tensor, x: Tensor, matrices: Sequence[DeviceMatrix], groups: int = 1
     ) -> None:
-        matvec(y, x, matrices, groups, family=self._family)
+        matvec(y, x, matrices, groups, family=self._family, overlap=self._overlap)
 
 
 def _has_graphs(device: torch.device) -> bool:

@@ -20,7 +20,7 @@ from edgedsv4.kernels.gpu.matvec import matvec
 from edgedsv4.kernels.rms_norm import rms_norm
 from edgedsv4.model.gpu_buffers import StepBuffers, StepPlace
 from edgedsv4.model.gpu_cache import GpuKvCache
-from edgedsv4.model.gpu_chunk import Chunk, ChunkSetting
+from edgedsv4.model.gpu_chunk import Chunk, ForwardSetting
 from edgedsv4.model.gpu_decode import DecodeStep
 from edgedsv4.model.hooks import ForwardHooks
 from edgedsv4.model.layer_plan import draft_plan
@@ -80,7 +80,7 @@ class GpuModel(Model):
         super().__init__(config, weights, experts, numerics, backend="triton")
         self.network = network
         self._family = family
-        self._setting = ChunkSetting(
+        self._setting = ForwardSetting(
             config=config,
             device=numerics.device,
             family=family,
@@ -127,9 +127,7 @@ class GpuModel(Model):
     def _one_token(self, token_ids: Tensor, cache: GpuKvCache, logits: LogitRows) -> Forward:
         """One token."""
         if cache.step is None:
-            cache.step = DecodeStep(
-                self.config, self.network, cache, self._place, self._buffers, self._family
-            )
+            cache.step = DecodeStep(self._setting, self.network, cache, self._place, self._buffers)
         buffers, position = self._buffers, cache.length
         self._place.give(int(token_ids[0]), position)
         cache.forget_overwritten()

@@ -121,9 +121,9 @@ def _add_hyper(
     """Write the last output to the streams, mix and read; the first one has nothing to write."""
     hidden = norm.numel()
     moved = streams if is_first else 2 * streams + hidden
-    counter.add("_write_kernel", weights=hyper.fn.nbytes, floats=moved)
+    counter.add("write_kernel", weights=hyper.fn.nbytes, floats=moved)
     small = hyper.base.nbytes + hyper.scale.nbytes + norm.nbytes
-    counter.add("_read_kernel", weights=small, floats=streams + hidden)
+    counter.add("read_kernel", weights=small, floats=streams + hidden)
 
 
 def _add_product(counter: _Counter, matrix: DeviceMatrix, groups: int = 1) -> None:
@@ -214,7 +214,7 @@ def prefill_traffic(config: ModelConfig, network: DeviceNetwork, tokens: int) ->
             if tokens > FEW_TOKENS:
                 moved = tokens * (2 * streams + config.hidden_size)
                 counter.add("_product_kernel", weights=hyper.fn.nbytes, floats=moved)
-                counter.add("_read_kernel", floats=tokens * (streams + config.hidden_size))
+                counter.add("read_kernel", floats=tokens * (streams + config.hidden_size))
         _add_chunk_attention(counter, config, layer, tokens)
     _add_product(counter, network.head)
     return counter.found

@@ -12,6 +12,7 @@ from torch import Tensor
 from edgedsv4.kernels.gpu.attention import decode_attention, decode_partials
 from edgedsv4.kernels.gpu.attention_rows import Parts, widen_rows
 from edgedsv4.kernels.gpu.chunk_attention import chunk_attention
+from edgedsv4.kernels.gpu.nvidia import overlaps
 
 H, D, R, W, TOP = 64, 512, 64, 128, 512
 SPLITS, TOKENS = 33, 4096
@@ -50,6 +51,7 @@ def decode(ratio: int, has_indexer: bool, form: str, family: str) -> None:
         empty(1, H, D),
         rows(W, form),
         partials=decode_partials(SPLITS, H, D, "meta"),
+        overlap=overlaps(family),
         **layer(1, ratio, has_indexer, form, family),
     )
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from edgedsv4.config import SamplingOptions
+from edgedsv4.kernels.gpu.byte_vector import Order, empty_bytes
 from edgedsv4.kernels.gpu.hyper import head_step, hyper_step, hyper_work_floats
+from edgedsv4.kernels.gpu.nvidia import has_byte_products, overlaps
 from edgedsv4.kernels.gpu.route import route
 from edgedsv4.kernels.gpu.sample import SamplingWork, TokenCounts, argmax, argmax_work_ints, sample
 from edgedsv4.kernels.mhc import HyperConstants
@@ -19,6 +21,8 @@ from edgedsv4.kernels.sample import SamplingRules
 D, HC = 4096, 4
 E, K, V = 256, 6, 129280
 CONSTANTS = HyperConstants(iterations=20, hc_eps=1e-6, norm_eps=1e-6)
+
+ORDERS: tuple[Order, ...] = ("nibbles", "twos")
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -36,32 +40,48 @@ def parameters(rows: int) -> dict[str, Any]:
     }
 
 
-def step(tokens: int, *, has_output: bool, precise: bool = False) -> None:
+def step(tokens: int, *, has_output: bool, precise: bool = False, overlap: bool = False) -> None:
     o = empty(tokens, D) if has_output else None
     hyper_step(
         *(empty(tokens, D), empty(tokens, HC), empty(tokens, HC, HC), empty(tokens, HC, D), o),
         **parameters((2 + HC) * HC),
         work=empty(hyper_work_floats(tokens, D)),
         precise=precise,
+        extra=o if overlap else None,
+        overlap=overlap,
     )
 
 
-def head(tokens: int, wanted: int) -> None:
+def rounded_step(order: Order, *, overlap: bool) -> None:
+    o = empty(1, D)
+    hyper_step(
+        *(empty(1, D), empty(1, HC), empty(1, HC, HC), empty(1, HC, D), o),
+        **parameters((2 + HC) * HC),
+        work=empty(hyper_work_floats(1, D)),
+        rounded=empty_bytes(D, order, "meta"),
+        overlap=overlap,
+    )
+
+
+def head(tokens: int, wanted: int, *, overlap: bool = False) -> None:
     head_step(
         *(empty(wanted, D), empty(tokens, HC, D), empty(tokens, D)),
         *(empty(tokens, HC), empty(tokens, HC, HC)),
         **parameters(HC),
         work=empty(hyper_work_floats(tokens, D)),
+        extra=empty(tokens, D) if overlap else None,
+        overlap=overlap,
     )
 
 
-def select(tokens: int, *, has_table: bool) -> None:
+def select(tokens: int, *, has_table: bool, overlap: bool = False) -> None:
     route(
         *(empty(tokens, K, dtype=torch.int32), empty(tokens, K), empty(tokens, E)),
         None if has_table else empty(E),
         scale=1.5,
         table=empty(V, K, dtype=torch.int32) if has_table else None,
         token_ids=empty(tokens, dtype=torch.int64) if has_table else None,
+        overlap=overlap,
     )
 
 
@@ -79,19 +99,23 @@ def draw(options: dict[str, Any]) -> None:
     sample(empty(1, dtype=torch.int32), empty(V), work, counts, rules)
 
 
-def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+def cases(family: str) -> Iterator[tuple[str, Callable[[], None]]]:
     """(name, launch)."""
-    yield "hyper_first", partial(step, 1, has_output=False)
-    yield "hyper_decode", partial(step, 1, has_output=True)
+    overlap = overlaps(family)
+    yield "hyper_first", partial(step, 1, has_output=False, overlap=overlap)
+    yield "hyper_decode", partial(step, 1, has_output=True, overlap=overlap)
+    if has_byte_products(family):
+        for order in ORDERS:
+            yield f"hyper_decode_{order}", partial(rounded_step, order, overlap=overlap)
     yield "hyper_verify", partial(step, 4, has_output=True)
     yield "hyper_chunk_first", partial(step, 4096, has_output=False)
     yield "hyper_chunk", partial(step, 4096, has_output=True)
     yield "hyper_chunk_precise", partial(step, 4096, has_output=True, precise=True)
-    yield "head_decode", partial(head, 1, 1)
+    yield "head_decode", partial(head, 1, 1, overlap=overlap)
     yield "head_chunk_last", partial(head, 4096, 1)
     yield "head_chunk_all", partial(head, 4096, 4096)
-    yield "route_decode", partial(select, 1, has_table=False)
-    yield "route_hash_decode", partial(select, 1, has_table=True)
+    yield "route_decode", partial(select, 1, has_table=False, overlap=overlap)
+    yield "route_hash_decode", partial(select, 1, has_table=True, overlap=overlap)
     yield "route_chunk", partial(select, 4096, has_table=False)
     yield "route_hash_chunk", partial(select, 4096, has_table=True)
     yield "argmax", partial(likeliest, 1)

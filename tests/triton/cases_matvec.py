@@ -8,8 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from edgedsv4.kernels.gpu.byte_products import BYTE_ORDERS
+from edgedsv4.kernels.gpu.byte_vector import Order, empty_bytes, to_bytes
+from edgedsv4.kernels.gpu.expert_bytes import down_bytes, gate_up_bytes
 from edgedsv4.kernels.gpu.expert_vec import expert_down, expert_gate_up
 from edgedsv4.kernels.gpu.matvec import matvec
+from edgedsv4.kernels.gpu.nvidia import has_byte_products, overlaps
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, empty_bank, empty_matrix
 
 HIDDEN, WIDTH, EXPERTS, CHOSEN = 4096, 2048, 256, 6
@@ -43,10 +47,14 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _product(parts: Sequence[tuple[str, int]], columns: int, groups: int, tokens: int) -> None:
+def _product(
+    parts: Sequence[tuple[str, int]], columns: int, groups: int, tokens: int, family: str
+) -> None:
     matrices = [empty_matrix(name, rows, columns, "meta") for name, rows in parts]
     y = _empty(tokens, sum(rows for _, rows in parts))
-    matvec(y, _empty(tokens, groups * columns), matrices, groups)
+    overlap = tokens == 1 and overlaps(family)
+    x = _empty(tokens, groups * columns)
+    matvec(y, x, matrices, groups, family=family, overlap=overlap)
 
 
 def _shared(rows: int, columns: int) -> DeviceMatrix:
@@ -59,6 +67,8 @@ def _gate_up(name: str, family: str) -> None:
     shared = _shared(WIDTH, HIDDEN)
     x, limits = _empty(1, HIDDEN), (10.0, 10.0)
     expert_gate_up(h, x, slots, (bank, bank), (shared, shared), limits, family=family)
+    overlap = overlaps(family)
+    expert_gate_up(h[:-WIDTH], x, slots, (bank, bank), None, limits, family=family, overlap=overlap)
 
 
 def _down(name: str, family: str) -> None:
@@ -66,13 +76,41 @@ def _down(name: str, family: str) -> None:
     h, slots = _empty((CHOSEN + 1) * WIDTH), _empty(CHOSEN, dtype=torch.int32)
     out, weights = _empty(1, HIDDEN), _empty(CHOSEN)
     expert_down(out, h, slots, weights, bank, _shared(HIDDEN, WIDTH), family=family)
+    overlap = overlaps(family)
+    expert_down(out, h[:-WIDTH], slots, weights, bank, None, family=family, overlap=overlap)
+
+
+def _gate_up_bytes(name: str, order: Order, family: str) -> None:
+    bank = empty_bank(name, EXPERTS, WIDTH, HIDDEN, "meta")
+    h, x = (
+        empty_bytes(CHOSEN * WIDTH, order, "meta"),
+        empty_bytes(HIDDEN, BYTE_ORDERS[name], "meta"),
+    )
+    slots, overlap = _empty(CHOSEN, dtype=torch.int32), overlaps(family)
+    gate_up_bytes(h, x, slots, (bank, bank), 10.0, width=WIDTH, overlap=overlap)
+
+
+def _down_bytes(name: str, family: str) -> None:
+    bank = empty_bank(name, EXPERTS, HIDDEN, WIDTH, "meta")
+    h, slots = (
+        empty_bytes(CHOSEN * WIDTH, BYTE_ORDERS[name], "meta"),
+        _empty(CHOSEN, dtype=torch.int32),
+    )
+    down_bytes(_empty(1, HIDDEN), h, slots, _empty(CHOSEN), bank, overlap=overlaps(family))
 
 
 def cases(family: str) -> Iterator[tuple[str, Callable[[], None]]]:
     """Name of a launch, and the call that makes it."""
     for name, (parts, columns, groups) in _PRODUCTS.items():
         for tokens in (1, 2) if name in ("qr and kv", "fallback") else (1,):
-            yield f"{name}, {tokens}", partial(_product, parts, columns, groups, tokens)
+            yield f"{name}, {tokens}", partial(_product, parts, columns, groups, tokens, family)
     for name, (up, down) in _EXPERTS.items():
         yield f"gate and up, {name}", partial(_gate_up, up, family)
         yield f"down, {name}", partial(_down, down, family)
+    if has_byte_products(family):
+        for name, order in BYTE_ORDERS.items():
+            for inner in sorted(set(BYTE_ORDERS.values())):
+                yield f"gate and up by bytes, {name}", partial(_gate_up_bytes, name, inner, family)
+            yield f"down by bytes, {name}", partial(_down_bytes, name, family)
+            x = empty_bytes(HIDDEN, order, "meta")
+            yield f"to bytes, {order}", partial(to_bytes, x, _empty(HIDDEN))

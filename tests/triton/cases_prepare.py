@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edgedsv4.kernels.gpu.finish_queries import IndexQueries, Rotation, finish_queries
+from edgedsv4.kernels.gpu.nvidia import overlaps
 from edgedsv4.kernels.gpu.prepare import (
     AttentionState,
     CompressorState,
@@ -103,7 +104,7 @@ def row_positions(tokens: int, ratio: int) -> RowPositions:
     )
 
 
-def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+def cases(family: str) -> Iterator[tuple[str, Callable[[], None]]]:
     """Every launch that the forward makes."""
     for ratio in (0, 4, 128):
         for exact in (False, True):
@@ -117,10 +118,11 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
                     input_products(1, ratio),
                     state,
                     row_positions(1, ratio),
+                    overlap=overlaps(family),
                 ),
             )
     yield from _chunk_cases()
-    yield from _query_cases()
+    yield from _query_cases(family)
 
 
 def staged_rows(state: AttentionState, tokens: int) -> StagedRows:
@@ -158,7 +160,7 @@ def _chunk_cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"read_rings {name}", partial(read_rings, kept, position)
 
 
-def _query_cases() -> Iterator[tuple[str, Callable[[], None]]]:
+def _query_cases(family: str) -> Iterator[tuple[str, Callable[[], None]]]:
     rotation_width, heads = ROPE // 2, 64
     for tokens in (1, 512):
         rotation = Rotation(cos=meta(tokens, rotation_width), sin=meta(tokens, rotation_width))
@@ -168,7 +170,8 @@ def _query_cases() -> Iterator[tuple[str, Callable[[], None]]]:
         for dtype in (torch.float32, torch.bfloat16) if tokens > 1 else (torch.float32,):
             out = meta(*q.shape, dtype=dtype)
             name = f"finish_queries {tokens} {dtype}"
-            yield name, partial(finish_queries, out, q, rotation, 1e-6)
+            finish = partial(finish_queries, overlap=tokens == 1 and overlaps(family))
+            yield name, partial(finish, out, q, rotation, 1e-6)
             for is_rounded in (True, False):
                 index = IndexQueries(
                     out=meta(*raw.shape, dtype=dtype), raw=raw, is_rounded=is_rounded, bad=bad
@@ -176,5 +179,5 @@ def _query_cases() -> Iterator[tuple[str, Callable[[], None]]]:
                 kind = "rounded" if is_rounded else "exact"
                 yield (
                     f"{name} indexed {kind}",
-                    partial(finish_queries, out, q, rotation, 1e-6, index),
+                    partial(finish, out, q, rotation, 1e-6, index),
                 )

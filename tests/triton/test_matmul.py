@@ -85,7 +85,8 @@ def test_bf16_on_both_sides(
 @pytest.mark.parametrize("groups", [1, 4])
 def test_weights_in_pieces(monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
     monkeypatch.setattr(matmul_module, "FUSED_TOKENS", 0)
-    monkeypatch.setattr(matmul_module, "_CHUNK_BYTES", 2 * 64 * 24)
+    for name in ("_CHUNK_BYTES", "_SHORT_CHUNK_BYTES"):
+        monkeypatch.setattr(matmul_module, name, 2 * 64 * 24)
     x, weight = _x(3, groups * 64), stored_matrix("Q8_0", 56, 64, 3)
     got = _run(x, weight, groups, "bf16", torch.float32)
     assert_close("pieces", got, _reference(x, weight, groups, "bf16"))

@@ -32,6 +32,8 @@ from edgedsv4.kernels.gpu.attention_rows import (
     weigh_rows,
 )
 from edgedsv4.kernels.gpu.conversions import dot_acc
+from edgedsv4.kernels.gpu.launching import cdiv, launch, power_of_two
+from edgedsv4.kernels.gpu.nvidia import await_inputs, overlap_options
 
 HEADS_PER_PROGRAM = 16
 LOG2E = tl.constexpr(LOG2_E)
@@ -73,6 +75,7 @@ def decode_attention(
     sin: Tensor,
     partials: tuple[Tensor, Tensor],
     family: str = "",
+    overlap: bool = False,
 ) -> None:
     """Attend; two launches.
 
@@ -90,6 +93,7 @@ def decode_attention(
         sin: [1, r / 2] f32.
         partials: of `decode_partials`; their first axis is the number of splits.
         family: target family ("sm_90", "gfx942", ...), the key of the tile table.
+        overlap: see `nvidia.overlap_options`.
 
     Raises:
         ShapeError: if the shapes disagree.
@@ -107,18 +111,13 @@ def decode_attention(
     top = 0 if selected is None or compressed is None else selected.shape[1]
     splits, has_few_tiles = partials[0].shape[0], bool(top) or compressed is None
     if has_few_tiles:
-        splits = min(splits, triton.cdiv(window, block_rows) + triton.cdiv(top, block_rows))
-    _decode_kernel[(splits, triton.cdiv(heads, HEADS_PER_PROGRAM))](
+        splits = min(splits, cdiv(window, block_rows) + cdiv(top, block_rows))
+    launch(
+        _decode_kernel,
+        (splits, cdiv(heads, HEADS_PER_PROGRAM)),
         *partials,
-        q,
-        position,
-        ring[0],
-        ring[-1],
-        rows[0],
-        rows[-1],
-        position if selected is None else selected,
-        heads,
-        rows[0].shape[0],
+        *(q, position, ring[0], ring[-1], rows[0], rows[-1]),
+        *(position if selected is None else selected, heads, rows[0].shape[0]),
         dim**-0.5 * LOG2_E,
         SPLITS=splits,
         WINDOW=window,
@@ -127,16 +126,18 @@ def decode_attention(
         TOP=top,
         D=dim,
         R=rope_dim,
-        BH=max(16, triton.next_power_of_2(dim) // 2),
+        BH=max(16, power_of_two(dim) // 2),
         HB=HEADS_PER_PROGRAM,
         BK=block_rows,
-        SLICE=min(columns, triton.next_power_of_2(dim)),
+        SLICE=min(columns, power_of_two(dim)),
         FORMAT=form,
         NATIVE=family in NATIVE_E4M3,
         num_warps=warps,
         num_stages=1 if has_few_tiles else 2,
+        **overlap_options(overlap=overlap),
     )
-    _combine(out, (partials[0][:splits], partials[1]), sink, cos, sin)
+    parts = (partials[0][:splits], partials[1])
+    _combine(out, parts, sink, cos, sin, overlap=overlap)
 
 
 def _check(out: Tensor, q: Tensor, sink: Tensor, partials: tuple[Tensor, Tensor]) -> None:
@@ -151,11 +152,19 @@ def _check(out: Tensor, q: Tensor, sink: Tensor, partials: tuple[Tensor, Tensor]
 
 
 def _combine(
-    out: Tensor, partials: tuple[Tensor, Tensor], sink: Tensor, cos: Tensor, sin: Tensor
+    out: Tensor,
+    partials: tuple[Tensor, Tensor],
+    sink: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    overlap: bool,
 ) -> None:
     acc, sums = partials
     splits, heads, dim = acc.shape
-    _combine_kernel[(heads, triton.cdiv(dim // 2, COMBINE_PAIRS))](
+    launch(
+        _combine_kernel,
+        (heads, cdiv(dim // 2, COMBINE_PAIRS)),
         out,
         acc,
         sums,
@@ -164,11 +173,12 @@ def _combine(
         sin,
         heads,
         SPLITS=splits,
-        BS=triton.next_power_of_2(splits),
+        BS=power_of_two(splits),
         D=dim,
         R=2 * cos.shape[-1],
         BC=COMBINE_PAIRS,
         num_warps=4,
+        **overlap_options(overlap=overlap),
     )
 
 
@@ -199,6 +209,7 @@ def _decode_kernel(
     SLICE: tl.constexpr,  # columns of a query at a time, 0: all
     FORMAT: tl.constexpr,
     NATIVE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     # house-rule: long function, because one loop reads window and compressed rows alike
     PRECISE: tl.constexpr = FORMAT == "f32"
@@ -207,6 +218,7 @@ def _decode_kernel(
     i_head = tl.program_id(1) * HB + tl.arange(0, HB)
     inside = i_head < heads
     i_row = tl.arange(0, BK)
+    await_inputs(OVERLAP)
     if SLICE == 0:
         b_q_even, b_q_odd = load_query(q_ptr, i_head, inside, D, BH)  # [HB, BH]
     position = tl.load(position_ptr)
@@ -292,7 +304,9 @@ def _combine_kernel(
     D: tl.constexpr,
     R: tl.constexpr,
     BC: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     i_head = tl.program_id(0)
     i_pair = tl.program_id(1) * BC + tl.arange(0, BC)
     i_split = tl.arange(0, BS)

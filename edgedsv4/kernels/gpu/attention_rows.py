@@ -22,6 +22,7 @@ from edgedsv4.kernels.gpu.conversions import (
     e8m0_to_f32,
     to_bf16,
 )
+from edgedsv4.kernels.gpu.launching import cdiv, launch, power_of_two
 from edgedsv4.kernels.kv_quant import FP8_GROUP, fp8_scale_bytes
 
 Parts = tuple[Tensor, ...]
@@ -80,7 +81,9 @@ def widen_rows(out: Tensor, rows: Parts, rope_dim: int, *, family: str = "") -> 
     check_rows((out,), dim, rope_dim, "bf16", "widened")
     if rows[0].shape[0] < count:
         raise ShapeError(f"widen_rows: {rows[0].shape[0]} rows, expected {count}")
-    _widen_kernel[(triton.cdiv(count, 16),)](
+    launch(
+        _widen_kernel,
+        (cdiv(count, 16),),
         out,
         rows[0],
         rows[1],
@@ -88,7 +91,7 @@ def widen_rows(out: Tensor, rows: Parts, rope_dim: int, *, family: str = "") -> 
         D=dim,
         R=rope_dim,
         BK=16,
-        BD=triton.next_power_of_2(dim),
+        BD=power_of_two(dim),
         NATIVE=family in NATIVE_E4M3,
         num_warps=4,
     )

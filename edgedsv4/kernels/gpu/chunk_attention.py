@@ -32,6 +32,7 @@ from edgedsv4.kernels.gpu.attention_rows import (
     widen_rows,
 )
 from edgedsv4.kernels.gpu.conversions import dot_acc, to_bf16
+from edgedsv4.kernels.gpu.launching import cdiv, launch, power_of_two
 
 LOG2E = tl.constexpr(LOG2_E)
 
@@ -105,10 +106,10 @@ def chunk_attention(
     check_rows(rows, dim, rope_dim, form, "compressed")
     _check(out, q, selected, sink, cos)
     block_heads, block_rows, warps, stages, columns = _tile(q, form, family)
-    _chunk_kernel[(count * triton.cdiv(heads, block_heads),)](
-        out,
-        q,
-        position,
+    launch(
+        _chunk_kernel,
+        (count * cdiv(heads, block_heads),),
+        *(out, q, position),
         window_rows[0],
         window_rows[-1],
         rows[0],
@@ -126,10 +127,10 @@ def chunk_attention(
         TOP=0 if selected is None else selected.shape[1],
         D=dim,
         R=rope_dim,
-        BD=max(32, triton.next_power_of_2(dim)),
+        BD=max(32, power_of_two(dim)),
         HB=block_heads,
         BK=block_rows,
-        SLICE=min(columns, triton.next_power_of_2(dim)),
+        SLICE=min(columns, power_of_two(dim)),
         FORMAT=form,
         NATIVE=family in NATIVE_E4M3,
         num_warps=warps,
@@ -150,7 +151,7 @@ def _tile(q: Tensor, form: str, family: str) -> tuple[int, ...]:
         # Converted queries would be held in registers, which those of a large block do not fit.
         table = _FP8_TILES
     block_heads, *rest = tile_of(table, family)
-    return (min(block_heads, max(16, triton.next_power_of_2(q.shape[1]))), *rest)
+    return (min(block_heads, max(16, power_of_two(q.shape[1]))), *rest)
 
 
 def _widen(

@@ -23,6 +23,7 @@ from edgedsv4.kernels.gpu.lane_dots import (
     total,
     vector_operand,
 )
+from edgedsv4.kernels.gpu.launching import launch, power_of_two
 from edgedsv4.kernels.gpu.row_dots import q8_0_rows
 
 if TYPE_CHECKING:
@@ -94,9 +95,11 @@ def gate_up_lanes(
     s1, s3 = shared if shared is not None else gate_up
     shared_rows = s1.rows if shared is not None else 0
     c0, d0 = s1.planes[0].view(torch.uint8), s3.planes[0].view(torch.uint8)
-    blocks = int(triton.next_power_of_2(w1.cols // 256))
+    blocks = power_of_two(w1.cols // 256)
     tiles = len(slots) * -(-width // 8)
-    gate_up_kernel[(min(tiles, tile.programs),)](
+    launch(
+        gate_up_kernel,
+        (min(tiles, tile.programs),),
         *(h, x, slots, *_planes(w1), *_planes(w3), _table(w1)),
         *(c0, s1.planes[1], d0, s3.planes[1], len(slots), width, shared_rows, *limits),
         K=w1.cols,
@@ -125,8 +128,10 @@ def down_lanes(
     tile = tile or _tile(_DOWN, _OTHER_DOWN, family)
     other = shared if shared is not None else down
     blocks = len(slots) * (down.cols // 256)
-    warps = min(tile.warps, int(triton.next_power_of_2(blocks)))
-    down_kernel[(-(-out.numel() // 16),)](
+    warps = min(tile.warps, power_of_two(blocks))
+    launch(
+        down_kernel,
+        (-(-out.numel() // 16),),
         *(out, h, slots, weights, *_planes(down), _table(down)),
         *(other.planes[0].view(torch.uint8), other.planes[1], len(slots), out.numel()),
         K=down.cols,

@@ -39,6 +39,7 @@ from edgedsv4.kernels.gpu.fragments import (
     weights_in_positions,
 )
 from edgedsv4.kernels.gpu.half_tiles import HALF_TYPES, add_halves, half_planes
+from edgedsv4.kernels.gpu.launching import cdiv, launch
 from edgedsv4.kernels.gpu.planes import plane_arguments
 
 if TYPE_CHECKING:
@@ -218,7 +219,9 @@ def _launch_gate_up(
     stride_hidden_row = scratch.hidden.shape[1]
     is_precise = scratch.hidden.dtype == torch.float32
     kernel = _gate_up_kernel if is_pair(w1, w3, is_precise) else _gate_then_up_kernel
-    kernel[(triton.cdiv(stride_hidden_row, tiling.rows), capacity)](
+    launch(
+        kernel,
+        (cdiv(stride_hidden_row, tiling.rows), capacity),
         scratch.hidden,
         scratch.x,
         scratch.order,
@@ -259,7 +262,9 @@ def _launch_down(
 ) -> None:
     slots, capacity = bounds.shape[1], tiles.shape[1]
     rows = w2.rows // slots
-    _down_kernel[(triton.cdiv(rows, tiling.rows), capacity)](
+    launch(
+        _down_kernel,
+        (cdiv(rows, tiling.rows), capacity),
         scratch.outputs,
         scratch.hidden,
         scratch.order,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.launching import cdiv, launch, power_of_two
 
 _SORT_BLOCK = 1024
 _TILE_BLOCK = 32
@@ -45,16 +46,18 @@ def sort_pairs(order: Tensor, bounds: Tensor, tiles: Tensor, ids: Tensor, width:
         )
     if not (ids.is_contiguous() and bounds.is_contiguous() and tiles.is_contiguous()):
         raise ShapeError("sort_pairs: ids, bounds and tiles must be contiguous")
-    block = min(_SORT_BLOCK, max(32, triton.next_power_of_2(pairs)))
-    _sort_kernel[(slots,)](order, bounds, ids, pairs, slots, BLOCK=block, num_warps=4)
-    _tile_kernel[(triton.cdiv(capacity, _TILE_BLOCK),)](
+    block = min(_SORT_BLOCK, max(32, power_of_two(pairs)))
+    launch(_sort_kernel, (slots,), order, bounds, ids, pairs, slots, BLOCK=block, num_warps=4)
+    launch(
+        _tile_kernel,
+        (cdiv(capacity, _TILE_BLOCK),),
         tiles,
         bounds,
         slots,
         capacity,
         WIDTH=width,
         BLOCK_TILES=_TILE_BLOCK,
-        BLOCK_SLOTS=min(_SLOT_BLOCK, triton.next_power_of_2(slots)),
+        BLOCK_SLOTS=min(_SLOT_BLOCK, power_of_two(slots)),
         num_warps=4,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.launching import cdiv, launch, power_of_two
 
 
 def sum_places(out: Tensor, outputs: Tensor, ids: Tensor, weights: Tensor, slots: int) -> None:
@@ -18,9 +19,19 @@ def sum_places(out: Tensor, outputs: Tensor, ids: Tensor, weights: Tensor, slots
         slots: slots of the bank.
     """
     tokens, hidden = out.shape
-    columns = min(1024, triton.next_power_of_2(hidden))
-    _sum_kernel[(tokens, triton.cdiv(hidden, columns))](
-        out, outputs, ids, weights, hidden, slots, K=ids.shape[1], BLOCK=columns, num_warps=4
+    columns = min(1024, power_of_two(hidden))
+    launch(
+        _sum_kernel,
+        (tokens, cdiv(hidden, columns)),
+        out,
+        outputs,
+        ids,
+        weights,
+        hidden,
+        slots,
+        K=ids.shape[1],
+        BLOCK=columns,
+        num_warps=4,
     )
 
 

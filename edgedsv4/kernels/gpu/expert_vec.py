@@ -31,7 +31,9 @@ from edgedsv4.kernels.gpu.group_dots import (
     unit_columns,
     vector_columns,
 )
+from edgedsv4.kernels.gpu.launching import launch, power_of_two
 from edgedsv4.kernels.gpu.matvec import kernel_planes
+from edgedsv4.kernels.gpu.nvidia import await_inputs, overlap_options
 from edgedsv4.kernels.gpu.row_dots import row_dots
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ def expert_gate_up(
     *,
     family: str = "sm_90",
     tile: LaneTile | None = None,
+    overlap: bool = False,
 ) -> None:
     """Hidden layers of the chosen experts and of the shared one.
 
@@ -96,6 +99,7 @@ def expert_gate_up(
         limits: clamps of the routed experts and of the shared one; inf for none.
         family: target family, the key of the tile table.
         tile: other sizes than those of the table, of types with `lane_dots`.
+        overlap: see `nvidia.overlap_options`; not of those types.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -115,7 +119,9 @@ def expert_gate_up(
     block = size.rows if is_grouped else _ROWS
     shared_block = 16 if is_shared_grouped else _ROWS
     programs = chosen * -(-width // block) + -(-shared_rows // shared_block)
-    _gate_up_kernel[(programs,)](
+    launch(
+        _gate_up_kernel,
+        (programs,),
         *(h, x, slots, *_planes(w1, is_grouped), *_planes(w3, is_grouped)),
         *(*_planes(s1, is_shared_grouped), *_planes(s3, is_shared_grouped)),
         *(chosen, width, shared_rows, *limits),
@@ -133,6 +139,7 @@ def expert_gate_up(
         BG=_pieces(columns, size.warps),
         STAGES=size.stages,
         num_warps=size.warps,
+        **overlap_options(overlap=overlap),
     )
 
 
@@ -146,6 +153,7 @@ def expert_down(
     *,
     family: str = "sm_90",
     tile: LaneTile | None = None,
+    overlap: bool = False,
 ) -> None:
     """Weighted sum of the outputs of the chosen experts, and of the shared one.
 
@@ -158,6 +166,7 @@ def expert_down(
         shared: W2 of the shared expert, [D, Fs].
         family: target family, the key of the tile table.
         tile: other sizes than those of the table, of types with `lane_dots`.
+        overlap: see `nvidia.overlap_options`; not of those types.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -179,7 +188,9 @@ def expert_down(
     are_grouped = _is_grouped(down, family) and _is_grouped(other, family)
     block = size.rows if are_grouped else _ROWS
     unit, shared_unit = (unit_columns(m.type) if are_grouped else 0 for m in (down, other))
-    _down_kernel[(-(-rows // block),)](
+    launch(
+        _down_kernel,
+        (-(-rows // block),),
         *(out, h, slots, weights, *_planes(down, are_grouped), *_planes(other, are_grouped)),
         *(chosen, rows),
         K=columns,
@@ -196,6 +207,7 @@ def expert_down(
         BG=_pieces(columns, size.warps),
         STAGES=size.stages,
         num_warps=size.warps,
+        **overlap_options(overlap=overlap),
     )
 
 
@@ -204,7 +216,7 @@ def _planes(matrix: DeviceMatrix, is_grouped: bool) -> tuple[Tensor, Tensor, Ten
 
 
 def _pieces(columns: int, warps: int) -> int:
-    return min(32 * warps, int(triton.next_power_of_2(-(-columns // 16))))
+    return min(32 * warps, power_of_two(-(-columns // 16)))
 
 
 def _check_gate_up(
@@ -311,7 +323,9 @@ def _gate_up_kernel(
     SHARED_BN: tl.constexpr,
     BG: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     # The programs of the shared expert read the most bytes, so they start first.
     i = tl.program_id(0) - tl.cdiv(shared_rows, SHARED_BN)
     if i >= 0:
@@ -420,7 +434,9 @@ def _down_kernel(
     BN: tl.constexpr,
     BG: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     first = tl.program_id(0) * BN
     out = _down_rows(
         *(h_ptr, slots_ptr, weights_ptr, a0, a1, a2, a3, chosen, first, rows, False),

@@ -17,7 +17,9 @@ from torch import Tensor
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.conversions import to_bf16
+from edgedsv4.kernels.gpu.launching import launch, power_of_two
 from edgedsv4.kernels.gpu.make_rows import hadamard, load_rotation, rotate
+from edgedsv4.kernels.gpu.nvidia import await_inputs, overlap_options
 from edgedsv4.kernels.gpu.rows import group_pairs, number_pairs, round_fp4
 
 NUM_WARPS = 4
@@ -49,7 +51,13 @@ class IndexQueries:
 
 
 def finish_queries(
-    out: Tensor, raw: Tensor, rotation: Rotation, eps: float, index: IndexQueries | None = None
+    out: Tensor,
+    raw: Tensor,
+    rotation: Rotation,
+    eps: float,
+    index: IndexQueries | None = None,
+    *,
+    overlap: bool = False,
 ) -> None:
     """Make queries of products.
 
@@ -59,6 +67,7 @@ def finish_queries(
         rotation: of the tokens.
         eps: of the norm.
         index: queries of the indexer of the same layer.
+        overlap: see `nvidia.overlap_options`.
 
     Raises:
         ShapeError: if shapes disagree.
@@ -68,10 +77,12 @@ def finish_queries(
     _check_buffers(out, raw, tokens)
     _check_buffers(rotation.sin, rotation.cos, tokens)
     tile = TILE[tokens == 1]
-    block = triton.next_power_of_2(dim)
+    block = power_of_two(dim)
     rows = _tile_rows(tile, heads, dim)
     programs = tokens * -(-heads // rows)
-    _finish_queries_kernel[(programs + _index_programs(index, tokens, tile),)](
+    launch(
+        _finish_queries_kernel,
+        (programs + _index_programs(index, tokens, tile),),
         out,
         raw,
         rotation.cos,
@@ -83,9 +94,10 @@ def finish_queries(
         ROPE=rope_dim,
         BH=rows,
         BD=block,
-        BR=triton.next_power_of_2(rope_dim // 2),
+        BR=power_of_two(rope_dim // 2),
         **_index_arguments(out, index, tile),
         num_warps=NUM_WARPS,
+        **overlap_options(overlap=overlap),
     )
 
 
@@ -97,7 +109,7 @@ def _check_buffers(out: Tensor, raw: Tensor, tokens: int) -> None:
 
 
 def _tile_rows(tile: int, heads: int, dim: int) -> int:
-    rows: int = min(tile // triton.next_power_of_2(dim), triton.next_power_of_2(heads))
+    rows: int = min(tile // power_of_two(dim), power_of_two(heads))
     return max(1, rows)
 
 
@@ -119,7 +131,7 @@ def _index_arguments(out: Tensor, index: IndexQueries | None, tile: int) -> dict
         sizes = {"I_HEADS": 1, "I_WIDTH": 2, "BI": 1, "G": 1, "GP": 1, "LOG_HADAMARD": 0}
         return {**nothing, **sizes}
     heads, dim = index.raw.shape[1:]
-    block = triton.next_power_of_2(dim)
+    block = power_of_two(dim)
     if index.is_rounded and block != dim:
         raise ShapeError(f"queries: Hadamard transform of {dim} dims")
     pairs = group_pairs("fp4", block)
@@ -250,9 +262,11 @@ def _finish_queries_kernel(
     G: tl.constexpr,
     GP: tl.constexpr,
     LOG_HADAMARD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """The first `programs` programs make heads, the others index queries."""
     i_tile = tl.program_id(0)
+    await_inputs(OVERLAP)
     if i_tile < programs:
         _finish_heads(
             out_ptr, raw_ptr, cos_ptr, sin_ptr, i_tile, eps, HEADS, WIDTH, ROPE, BH, BD, BR

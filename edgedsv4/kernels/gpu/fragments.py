@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgedsv4.kernels._triton import IS_INTERPRETED, tl, triton
 from edgedsv4.kernels.gpu.conversions import to_bf16
+from edgedsv4.kernels.gpu.launching import cdiv, launch
 
 # Rows of activations end with whole tiles of weights of every type.
 _TILE = 256
@@ -47,8 +48,10 @@ def pack_activations(out: Tensor, x: Tensor) -> None:
         x: [T, K] f32 or bf16; rows may lie apart.
     """
     tokens, columns = x.shape
-    grid = (tokens, triton.cdiv(out.shape[1], _BLOCK))
-    _pack_kernel[grid](out, x, columns, out.shape[1], x.stride(0), BLOCK=_BLOCK, num_warps=4)
+    grid = (tokens, cdiv(out.shape[1], _BLOCK))
+    launch(
+        _pack_kernel, grid, out, x, columns, out.shape[1], x.stride(0), BLOCK=_BLOCK, num_warps=4
+    )
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.launching import cdiv, launch
 
 BLOCK, WARPS = 256, 4
 
@@ -27,8 +28,15 @@ def gated(out: Tensor, both: Tensor, limit: float) -> None:
     tokens, width = out.shape
     if both.shape != (tokens, 2 * width) or not (out.is_contiguous() and both.is_contiguous()):
         raise ShapeError(f"gated: out {list(out.shape)} of products {list(both.shape)}")
-    _gated_kernel[(triton.cdiv(width, BLOCK), tokens)](
-        out, both, width, float(limit), BN=BLOCK, num_warps=WARPS
+    launch(
+        _gated_kernel,
+        (cdiv(width, BLOCK), tokens),
+        out,
+        both,
+        width,
+        float(limit),
+        BN=BLOCK,
+        num_warps=WARPS,
     )
 
 

@@ -13,6 +13,7 @@ from edgedsv4.formats.block_types import BLOCK_TYPES
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.conversions import to_bf16
 from edgedsv4.kernels.gpu.decode import decode_tile
+from edgedsv4.kernels.gpu.launching import cdiv, launch, power_of_two
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, plane_arguments
 
 # Rows and columns per program: 32 elements per thread, what one wide load of 4-bit codes holds.
@@ -41,8 +42,10 @@ def embed_streams(streams: Tensor, token_ids: Tensor, embed: DeviceMatrix) -> No
         raise ShapeError(f"streams of {width} cannot take an embedding of {embed.cols}")
     if tokens == 0:
         return
-    columns = max(min(_ROW_COLUMNS, triton.next_power_of_2(width)), _least_columns(embed))
-    _embed_kernel[(tokens, triton.cdiv(width, columns))](
+    columns = max(min(_ROW_COLUMNS, power_of_two(width)), _least_columns(embed))
+    launch(
+        _embed_kernel,
+        (tokens, cdiv(width, columns)),
         streams,
         token_ids,
         *plane_arguments(embed),
@@ -77,7 +80,9 @@ def dequantize(out: Tensor, matrix: DeviceMatrix, row0: int, rows: int) -> None:
         )
     if rows == 0 or matrix.cols == 0:
         return
-    _dequantize_kernel[(triton.cdiv(rows, _ROWS), triton.cdiv(matrix.cols, _COLUMNS))](
+    launch(
+        _dequantize_kernel,
+        (cdiv(rows, _ROWS), cdiv(matrix.cols, _COLUMNS)),
         out,
         *plane_arguments(matrix),
         row0,

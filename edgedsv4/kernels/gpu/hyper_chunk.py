@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.hyper_mix import sigmoid, sinkhorn, written
+from edgedsv4.kernels.gpu.launching import cdiv, launch, power_of_two
 from edgedsv4.kernels.gpu.tuples import appended, nothing
 
 if TYPE_CHECKING:
@@ -71,11 +72,13 @@ def chunk_read(
     tiles, blocks = -(-tokens // TILE), -(-hidden // columns)
     share = -(-blocks // max(1, min(PROGRAMS // tiles, MAX_RANGES)))
     ranges = -(-blocks // share)
-    _product_kernel[(tiles, ranges)](
+    launch(
+        _product_kernel,
+        (tiles, ranges),
         *(partials, streams, streams if o is None else o, post, comb, fn),
         *(tokens, hidden, share * columns),
         ROWS=rows,
-        PADDED_ROWS=max(16, triton.next_power_of_2(rows)),
+        PADDED_ROWS=max(16, power_of_two(rows)),
         HC=STREAMS,
         BT=TILE,
         BN=columns,
@@ -85,7 +88,9 @@ def chunk_read(
         num_stages=stages,
     )
     tile, warps = MIX
-    _mix_kernel[(-(-tokens // tile),)](
+    launch(
+        _mix_kernel,
+        (-(-tokens // tile),),
         *(pre, post, comb, partials, base, scale),
         *(tokens, hidden, ranges, constants.iterations, constants.hc_eps, constants.norm_eps),
         ROWS=rows,
@@ -93,9 +98,11 @@ def chunk_read(
         BT=tile,
         num_warps=warps,
     )
-    width = triton.next_power_of_2(hidden)
+    width = power_of_two(hidden)
     warps = next((warps for limit, warps in READ if width <= limit), READ[-1][1])
-    _read_kernel[(tokens,)](
+    launch(
+        _read_kernel,
+        (tokens,),
         *(y, streams, pre, norm, hidden, constants.norm_eps),
         HC=STREAMS,
         BN=width,
@@ -107,9 +114,14 @@ def write_streams(streams: Tensor, o: Tensor, post: Tensor, comb: Tensor) -> Non
     """The write alone: streams [T, hc, D] in place, o [T, D], post [T, hc], comb [T, hc, hc]."""
     tokens, _, hidden = streams.shape
     columns, warps = WRITE
-    columns = min(columns, triton.next_power_of_2(hidden))
-    _write_kernel[(tokens, triton.cdiv(hidden, columns))](
-        *(streams, o, post, comb, hidden), HC=STREAMS, BN=columns, num_warps=warps
+    columns = min(columns, power_of_two(hidden))
+    launch(
+        _write_kernel,
+        (tokens, cdiv(hidden, columns)),
+        *(streams, o, post, comb, hidden),
+        HC=STREAMS,
+        BN=columns,
+        num_warps=warps,
     )
 
 

@@ -20,6 +20,8 @@ from torch import Tensor
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.conversions import dot_acc, to_bf16
+from edgedsv4.kernels.gpu.launching import cdiv, launch, power_of_two
+from edgedsv4.kernels.gpu.nvidia import await_inputs, overlap_options
 from edgedsv4.kernels.kv_quant import FP4_GROUP
 
 _PROGRAMS = 528
@@ -59,7 +61,9 @@ def score_keys(
     ratio: int,
     topk: int,
     first: int = 0,
+    factor: float = 1.0,
     family: str = "",
+    overlap: bool = False,
 ) -> None:
     """Score every row that a token sees, for tokens that see more than `topk`.
 
@@ -67,14 +71,16 @@ def score_keys(
         scores: written, [T, capacity] float32; a row counts up to what its token sees.
         iq: queries, rotated, [T, heads, dim] float32 or bfloat16. With FP4 keys they must be
             rounded like them: bfloat16 has to hold them exactly.
-        head_weights: scale factors applied, [T, heads] float32.
+        head_weights: [T, heads] float32.
         keys: (codes uint8 [rows, dim / 2], scales uint8 [rows, ceil(dim / 32)]) or
             (values float32 [rows, dim],).
         position: int32 [1], of the first token of the chunk.
         ratio: tokens per row.
         topk: rows a token takes; one that sees no more needs no scores.
         first: index in the chunk of the first of these tokens.
+        factor: of all head weights.
         family: target family ("sm_90", "gfx942", ...), the key of the tile table.
+        overlap: see `nvidia.overlap_options`.
 
     Raises:
         ShapeError: if shapes disagree, a tensor has gaps, or 8 does not divide the FP4 dims.
@@ -86,12 +92,14 @@ def score_keys(
     if tokens == 0 or capacity == 0:
         return
     keys_block, columns, warps, stages = _TILES.get(family if is_fp4 else "f32", _TILES[""])
-    head_block = max(16, triton.next_power_of_2(heads))
-    token_block = min(triton.next_power_of_2(tokens), max(1, columns // head_block))
-    tiles = triton.cdiv(tokens, token_block)
-    splits = max(1, min(triton.cdiv(capacity, keys_block), _PROGRAMS // tiles))
+    head_block = max(16, power_of_two(heads))
+    token_block = min(power_of_two(tokens), max(1, columns // head_block))
+    tiles = cdiv(tokens, token_block)
+    splits = max(1, min(cdiv(capacity, keys_block), _PROGRAMS // tiles))
     kernel = _score_fp4_kernel if is_fp4 else _score_f32_kernel
-    kernel[(tiles, splits)](
+    launch(
+        kernel,
+        (tiles, splits),
         scores,
         iq,
         head_weights,
@@ -103,6 +111,7 @@ def score_keys(
         scores.stride(0),
         ratio,
         topk,
+        factor,
         HEADS=heads,
         HEAD_BLOCK=head_block,
         DIM=dim,
@@ -111,6 +120,7 @@ def score_keys(
         **_dim_blocks(dim, is_fp4=is_fp4),
         num_warps=warps,
         num_stages=stages,
+        **overlap_options(overlap=overlap),
     )
 
 
@@ -130,7 +140,7 @@ def _check(scores: Tensor, iq: Tensor, head_weights: Tensor, keys: Sequence[Tens
 
 def _dim_blocks(dim: int, *, is_fp4: bool) -> dict[str, int]:
     if is_fp4:
-        return {"GROUPS": max(2, triton.next_power_of_2(-(-dim // FP4_GROUP)))}
+        return {"GROUPS": max(2, power_of_two(-(-dim // FP4_GROUP)))}
     return {"DIM_BLOCK": _F32_DIMS}
 
 
@@ -203,13 +213,16 @@ def _score_fp4_kernel(
     stride_scores_token,
     ratio,
     topk,
+    factor,
     HEADS: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     DIM: tl.constexpr,
     TOKEN_BLOCK: tl.constexpr,
     BN: tl.constexpr,
     GROUPS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     i_t = tl.program_id(0) * TOKEN_BLOCK
     n = _visible_rows(position_ptr, first + tl.minimum(i_t + TOKEN_BLOCK, tokens), capacity, ratio)
     if n <= topk:
@@ -221,7 +234,7 @@ def _score_fp4_kernel(
     o_token, o_head = i_t + o_c // HEAD_BLOCK, o_c % HEAD_BLOCK
     m_c = (o_token < tokens) & (o_head < HEADS)
     o_query = o_token.to(tl.int64) * HEADS + o_head  # [COLUMNS]
-    b_weights = tl.load(weights_ptr + o_query, mask=m_c, other=0.0)
+    b_weights = tl.load(weights_ptr + o_query, mask=m_c, other=0.0) * factor
     b_q0 = _query_elements(iq_ptr, o_query, m_c, 0, DIM, GROUPS)
     b_q1 = _query_elements(iq_ptr, o_query, m_c, 1, DIM, GROUPS)
     b_q2 = _query_elements(iq_ptr, o_query, m_c, 2, DIM, GROUPS)
@@ -266,13 +279,16 @@ def _score_f32_kernel(
     stride_scores_token,
     ratio,
     topk,
+    factor,
     HEADS: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     DIM: tl.constexpr,
     TOKEN_BLOCK: tl.constexpr,
     BN: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     i_t = tl.program_id(0) * TOKEN_BLOCK
     n = _visible_rows(position_ptr, first + tl.minimum(i_t + TOKEN_BLOCK, tokens), capacity, ratio)
     if n <= topk:
@@ -282,7 +298,7 @@ def _score_f32_kernel(
     o_token, o_head = i_t + o_c // HEAD_BLOCK, o_c % HEAD_BLOCK
     m_c = (o_token < tokens) & (o_head < HEADS)
     o_query = o_token.to(tl.int64) * HEADS + o_head  # [COLUMNS]
-    b_weights = tl.load(weights_ptr + o_query, mask=m_c, other=0.0)
+    b_weights = tl.load(weights_ptr + o_query, mask=m_c, other=0.0) * factor
     o_store = i_t + tl.arange(0, TOKEN_BLOCK)
     for i_n in range(tl.program_id(1) * BN, n, tl.num_programs(1) * BN):
         o_n = i_n + tl.arange(0, BN)

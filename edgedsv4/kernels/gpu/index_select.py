@@ -18,6 +18,8 @@ from torch import Tensor
 
 from edgedsv4.errors import CapacityError, ShapeError
 from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.launching import launch, power_of_two
+from edgedsv4.kernels.gpu.nvidia import await_inputs, overlap_options
 
 _SHRINK = 8
 """A launch leaves a list this many times shorter."""
@@ -43,6 +45,7 @@ def select_rows(
     *,
     ratio: int,
     first: int = 0,
+    overlap: bool = False,
 ) -> None:
     """Select the rows of each token.
 
@@ -54,6 +57,7 @@ def select_rows(
         bad: int32 [1]; set to 1 when a score that was read is not finite.
         ratio: tokens per row: token t sees (position + t + 1) // ratio rows.
         first: index in the chunk of the first of these tokens.
+        overlap: see `nvidia.overlap_options`.
 
     Raises:
         ShapeError: if the numbers of tokens disagree, or more than 16,384 rows are asked for.
@@ -79,7 +83,9 @@ def select_rows(
         length = lists[level] if level < len(lists) else 0
         target = scratch[start : start + 2 * tokens * length]
         start += 2 * tokens * length
-        _select_kernel[(tokens, max(1, length // topk))](
+        launch(
+            _select_kernel,
+            (tokens, max(1, length // topk)),
             selected,
             scores if level == 0 else source,
             target,
@@ -93,22 +99,19 @@ def select_rows(
             selected.stride(0),
             ratio,
             TOPK=topk,
-            TOPK_BLOCK=_power_of_two(topk),
+            TOPK_BLOCK=power_of_two(topk),
             BLOCK=block,
             LEVEL=level,
             num_warps=max(1, min(16, block // _ELEMENTS_PER_WARP)),
+            **overlap_options(overlap=overlap),
         )
         source = target
 
 
 def _block(capacity: int, topk: int) -> int:
     """Scores that a program holds; two counts of them share an integer."""
-    largest = min(_LARGEST_BLOCK, _SHRINK * _power_of_two(topk))
-    return max(_LEAST_BLOCK, min(largest, _power_of_two(capacity)))
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << max(0, count - 1).bit_length()
+    largest = min(_LARGEST_BLOCK, _SHRINK * power_of_two(topk))
+    return max(_LEAST_BLOCK, min(largest, power_of_two(capacity)))
 
 
 def _lists(capacity: int, topk: int) -> list[int]:
@@ -194,7 +197,9 @@ def _select_kernel(
     TOPK_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
     LEVEL: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    await_inputs(OVERLAP)
     i_t, i_b = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_n, o_k = i_b * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOPK_BLOCK)
     p_selected = selected_ptr + i_t * stride_selected_token

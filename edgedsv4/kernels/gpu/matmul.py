@@ -26,6 +26,7 @@ from edgedsv4.kernels.gpu.conversions import dot_acc, to_bf16
 from edgedsv4.kernels.gpu.decode import decode_tile
 from edgedsv4.kernels.gpu.decode_product import PRODUCT_TYPES, product_tile
 from edgedsv4.kernels.gpu.fragments import in_positions, matrix_unit, weights_in_positions
+from edgedsv4.kernels.gpu.launching import cdiv, launch
 from edgedsv4.kernels.gpu.planes import plane_arguments
 
 if TYPE_CHECKING:
@@ -47,8 +48,10 @@ _PRECISE_SHAPES = {16: (16, 8)}
 _LARGEST_ROWS = 64
 _PROGRAMS = 256
 _LEAST_COLUMNS = 512
-# Decoded weights at a time: they stay in the cache of a large GPU until they are multiplied.
-_CHUNK_BYTES = 32 << 20
+# Decoded weights at a time: they stay in the cache of a large GPU until they are multiplied. A
+# short chunk is done with them so soon that fewer launches count for more.
+_CHUNK_BYTES, _SHORT_CHUNK_BYTES = 32 << 20, 128 << 20
+_SHORT_CHUNK = 1024
 _DECODE_ROWS = 16
 _CONVERT_BLOCK = 1024
 _ADD_BLOCK = 256
@@ -103,7 +106,7 @@ def matmul_scratch_bytes(
     precise: bool = False,
     wide: bool = False,
 ) -> int:
-    """Working memory that is enough for products of up to `tokens` tokens.
+    """Working memory of a product.
 
     Args:
         tokens: T.
@@ -119,7 +122,9 @@ def matmul_scratch_bytes(
     if fused_tokens == tokens:
         return fused
     item = _item_bytes(matrix, precise, wide)
-    return max(fused, item * matrix.cols * (tokens * groups + _rows_at_once(matrix, groups, item)))
+    return max(
+        fused, item * matrix.cols * (tokens * groups + _rows_at_once(matrix, groups, tokens, item))
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,15 +171,17 @@ def _fused(product: _Product, scratch: Tensor | None) -> None:
     block = next((width for width in shapes if width >= tokens), max(shapes))
     splits = _splits(matrix, groups)
     columns = column_block(matrix.type)
-    span = triton.cdiv(triton.cdiv(matrix.cols, splits), columns) * columns
+    span = cdiv(cdiv(matrix.cols, splits), columns) * columns
     target, strides = y, (0, y.stride(0))
     if splits > 1:
         count = splits * tokens * rows
         target = _piece(scratch, 0, count, torch.float32)
         strides = (tokens * rows, rows)
     height, warps = shapes[block]
-    grid = (triton.cdiv(rows // groups, height) * groups, triton.cdiv(tokens, block), splits)
-    _fused_kernel[grid](
+    grid = (cdiv(rows // groups, height) * groups, cdiv(tokens, block), splits)
+    launch(
+        _fused_kernel,
+        grid,
         target,
         x,
         *plane_arguments(matrix),
@@ -195,8 +202,16 @@ def _fused(product: _Product, scratch: Tensor | None) -> None:
         num_stages=2,
     )
     if splits > 1:
-        _add_kernel[(tokens, triton.cdiv(rows, _ADD_BLOCK))](
-            y, target, tokens, rows, y.stride(0), SPLITS=splits, BLOCK=_ADD_BLOCK
+        launch(
+            _add_kernel,
+            (tokens, cdiv(rows, _ADD_BLOCK)),
+            y,
+            target,
+            tokens,
+            rows,
+            y.stride(0),
+            SPLITS=splits,
+            BLOCK=_ADD_BLOCK,
         )
 
 
@@ -230,9 +245,10 @@ def _item_bytes(matrix: DeviceMatrix, precise: bool, wide: bool) -> int:
     return 4 if precise else 2 * _parts(matrix, precise, wide)
 
 
-def _rows_at_once(matrix: DeviceMatrix, groups: int, item: int) -> int:
-    """Rows whose decoded form has at most `_CHUNK_BYTES`: whole groups where there are some."""
-    rows = max(1, _CHUNK_BYTES // (item * max(1, matrix.cols)))
+def _rows_at_once(matrix: DeviceMatrix, groups: int, tokens: int, item: int) -> int:
+    """Rows that are decoded at a time: whole groups where there are some."""
+    limit = _SHORT_CHUNK_BYTES if tokens <= _SHORT_CHUNK else _CHUNK_BYTES
+    rows = max(1, limit // (item * max(1, matrix.cols)))
     if groups > 1:
         height = matrix.rows // groups
         return min(groups, max(1, rows // max(1, height))) * height
@@ -245,7 +261,8 @@ def _decoded(product: _Product, scratch: Tensor | None) -> None:
     parts = _parts(matrix, product.precise, product.wide)
     x, used = _operand(product, parts, scratch)  # [T, groups, parts * K]
     height = matrix.rows // groups
-    at_once = _rows_at_once(matrix, groups, _item_bytes(matrix, product.precise, product.wide))
+    item = _item_bytes(matrix, product.precise, product.wide)
+    at_once = _rows_at_once(matrix, groups, len(y), item)
     for first in range(0, matrix.rows, at_once):
         last = min(first + at_once, matrix.rows)
         weights = _decoded_rows(matrix, slice(first, last), x.dtype, parts, (scratch, used))
@@ -267,9 +284,18 @@ def _operand(product: _Product, parts: int, scratch: Tensor | None) -> tuple[Ten
         return x.unflatten(1, (groups, columns)), 0
     tokens = len(x)
     made = _piece(scratch, 0, tokens * groups * parts * columns, dtype)
-    grid = (tokens * groups, triton.cdiv(columns, _CONVERT_BLOCK))
-    _convert_kernel[grid](
-        made, x, groups, columns, x.stride(0), PARTS=parts, BLOCK=_CONVERT_BLOCK, num_warps=4
+    grid = (tokens * groups, cdiv(columns, _CONVERT_BLOCK))
+    launch(
+        _convert_kernel,
+        grid,
+        made,
+        x,
+        groups,
+        columns,
+        x.stride(0),
+        PARTS=parts,
+        BLOCK=_CONVERT_BLOCK,
+        num_warps=4,
     )
     return made.view(tokens, groups, parts * columns), made.nbytes
 
@@ -292,8 +318,10 @@ def _decoded_rows(
     scratch, used = memory
     made = _piece(scratch, used, rows * parts * columns, dtype)
     block = _decoded_columns(matrix.type)
-    grid = (triton.cdiv(rows, _DECODE_ROWS), triton.cdiv(columns, block))
-    _decode_kernel[grid](
+    grid = (cdiv(rows, _DECODE_ROWS), cdiv(columns, block))
+    launch(
+        _decode_kernel,
+        grid,
         made,
         *plane_arguments(matrix),
         first,

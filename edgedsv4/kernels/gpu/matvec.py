@@ -25,6 +25,8 @@ from edgedsv4.kernels.gpu.group_dots import (
     unit_columns,
     vector_columns,
 )
+from edgedsv4.kernels.gpu.launching import launch, power_of_two
+from edgedsv4.kernels.gpu.nvidia import await_inputs, overlap_options
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, plane_arguments
 from edgedsv4.kernels.gpu.row_dots import q8_0_rows, row_dots
 
@@ -64,6 +66,7 @@ def matvec(
     *,
     family: str = "sm_90",
     tile: MatvecTile | None = None,
+    overlap: bool = False,
 ) -> None:
     """Write the products of all matrices.
 
@@ -74,6 +77,7 @@ def matvec(
         groups: row blocks that have columns of x of their own.
         family: target family.
         tile: other sizes than those that suit the rows.
+        overlap: see `nvidia.overlap_options`.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -82,7 +86,7 @@ def matvec(
     tokens, columns = len(x), matrices[0].cols
     rows = [matrix.rows for matrix in matrices] + [0] * (MAX_MATRICES - len(matrices))
     block = _rows_per_program(sum(rows), rows[0] // groups if groups > 1 else 0, tokens)
-    warps = min(_MAX_WARPS, int(triton.next_power_of_2(-(-columns // _WARP_COLUMNS))))
+    warps = min(_MAX_WARPS, power_of_two(-(-columns // _WARP_COLUMNS)))
     if tile is not None:
         block, warps = tile.rows, tile.warps
     are_grouped = [tokens == 1 and groups == 1 and _is_grouped(m, family) for m in matrices]
@@ -104,17 +108,20 @@ def matvec(
         constants[f"BN_{i}"] = blocks[i]
     programs = sum(-(-count // size) for count, size in zip(rows, blocks, strict=True))
     warps = _GROUPED_WARPS if any(units) else warps
-    _matvec_kernel[(programs,)](
+    launch(
+        _matvec_kernel,
+        (programs,),
         *(y, x, *planes, *rows, y.stride(0), x.stride(0), tokens, rows[0] // groups),
         K=columns,
         HAS_GROUPS=groups > 1,
         BT=2 if tokens > 1 and are_pieced else 1,
-        BG=min(32 * warps, int(triton.next_power_of_2(-(-columns // 16)))),
+        BG=min(32 * warps, power_of_two(-(-columns // 16))),
         WARPS=warps,
         IS_WHOLE=tile is not None and tile.is_whole and tokens == 1,
         STAGES=1 if family.startswith("gfx") else 3,
         num_warps=warps,
         **constants,
+        **overlap_options(overlap=overlap),
     )
 
 
@@ -214,6 +221,7 @@ def _matvec_kernel(
     WARPS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     i = tl.program_id(0)
     end_0 = tl.cdiv(rows_0, BN_0)
@@ -225,27 +233,27 @@ def _matvec_kernel(
             x_ptr += (row // group_rows) * K
         _rows(
             *(y_ptr, x_ptr, a0, a1, a2, a3, row, rows_0, stride_y, stride_x, T),
-            *(K, TYPE_0, SCALE_COLS_0, UNIT_0, BT, BN_0, BG, WARPS, IS_WHOLE, STAGES),
+            *(K, TYPE_0, SCALE_COLS_0, UNIT_0, BT, BN_0, BG, WARPS, IS_WHOLE, STAGES, OVERLAP),
         )
     elif i < end_1:
         if TYPE_1 != "":
             y_1 = y_ptr + rows_0
             _rows(
                 *(y_1, x_ptr, b0, b1, b2, b3, (i - end_0) * BN_1, rows_1, stride_y, stride_x, T),
-                *(K, TYPE_1, SCALE_COLS_1, UNIT_1, BT, BN_1, BG, WARPS, IS_WHOLE, STAGES),
+                *(K, TYPE_1, SCALE_COLS_1, UNIT_1, BT, BN_1, BG, WARPS, IS_WHOLE, STAGES, OVERLAP),
             )
     elif i < end_2:
         if TYPE_2 != "":
             y_2 = y_ptr + rows_0 + rows_1
             _rows(
                 *(y_2, x_ptr, c0, c1, c2, c3, (i - end_1) * BN_2, rows_2, stride_y, stride_x, T),
-                *(K, TYPE_2, SCALE_COLS_2, UNIT_2, BT, BN_2, BG, WARPS, IS_WHOLE, STAGES),
+                *(K, TYPE_2, SCALE_COLS_2, UNIT_2, BT, BN_2, BG, WARPS, IS_WHOLE, STAGES, OVERLAP),
             )
     elif TYPE_3 != "":
         y_3 = y_ptr + rows_0 + rows_1 + rows_2
         _rows(
             *(y_3, x_ptr, d0, d1, d2, d3, (i - end_2) * BN_3, rows_3, stride_y, stride_x, T),
-            *(K, TYPE_3, SCALE_COLS_3, UNIT_3, BT, BN_3, BG, WARPS, IS_WHOLE, STAGES),
+            *(K, TYPE_3, SCALE_COLS_3, UNIT_3, BT, BN_3, BG, WARPS, IS_WHOLE, STAGES, OVERLAP),
         )
 
 
@@ -272,6 +280,7 @@ def _rows(
     WARPS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Rows first .. first + BN - 1 of one matrix for every token."""
     o_n = first + tl.arange(0, BN)
@@ -280,6 +289,7 @@ def _rows(
         BU: tl.constexpr = WARPS if UNIT == 256 else 4 * WARPS
         row = tl.minimum(o_n, rows - 1).to(tl.int64)
         acc = tl.zeros([BU, BN, 2], tl.float32)
+        await_inputs(OVERLAP)
         for u0 in tl.range(0, K // UNIT, BU, num_stages=STAGES):
             x, sums = vector_columns(x_ptr, 1.0, u0, K, TYPE, UNIT, BU)
             acc = add_products(acc, x, sums, p0, p1, p2, p3, row, u0, K, TYPE, UNIT, BU, BN)
@@ -287,7 +297,7 @@ def _rows(
     elif IS_WHOLE and TYPE == "Q8_0":
         one = tl.zeros([1], tl.int64)
         y = q8_0_rows(
-            *(x_ptr, p0 + one, p1 + one, one + first, 1, rows - 1, K, 1, BN),
+            *(x_ptr, p0 + one, p1 + one, one + first, 1, rows - 1, K, 1, BN, OVERLAP),
         )
         tl.store(y_ptr + o_n, tl.reshape(y, (BN,)), mask=o_n < rows)
     else:
@@ -295,7 +305,7 @@ def _rows(
         for i_t in range(0, T, BT):
             y = row_dots(
                 *(x_ptr, stride_x, i_t, T, p0, p1, p2, p3, row, rows, K, TYPE, SCALE_COLS),
-                *(BT, BN, BG),
+                *(BT, BN, BG, OVERLAP),
             )  # [BT, BN]
             o_t = i_t + tl.arange(0, BT)
             mask = (o_t < T)[:, None] & (o_n < rows)[None, :]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.launching import launch, power_of_two
 from edgedsv4.kernels.gpu.make_rows import (
     finish_row,
     keep_raw,
@@ -28,6 +29,7 @@ from edgedsv4.kernels.gpu.make_rows import (
     store_kv_row,
     store_qr_row,
 )
+from edgedsv4.kernels.gpu.nvidia import await_inputs, overlap_options
 from edgedsv4.kernels.gpu.rows import Rows, codes_of, group_pairs, number_pairs, row_format
 
 NUM_WARPS = {0: 4, 4: 4, 128: 8}
@@ -102,7 +104,12 @@ class RowPositions:
 
 
 def prepare(
-    qr: Tensor, products: InputProducts, state: AttentionState, positions: RowPositions
+    qr: Tensor,
+    products: InputProducts,
+    state: AttentionState,
+    positions: RowPositions,
+    *,
+    overlap: bool = False,
 ) -> None:
     """Make the rows of one token.
 
@@ -111,13 +118,16 @@ def prepare(
         products: of the token.
         state: of the layer; its rings and rows are written.
         positions: of the token.
+        overlap: see `nvidia.overlap_options`.
 
     Raises:
         ShapeError: if shapes disagree.
     """
     arguments = {**kernel_arguments(products, state, positions), **kernel_constants(state, qr)}
     programs = 2 + (state.compressor is not None) + (state.indexer is not None)
-    _prepare_kernel[(programs,)](
+    launch(
+        _prepare_kernel,
+        (programs,),
         qr,
         codes_of(state.window, "fp8"),
         state.window[-1],
@@ -125,6 +135,7 @@ def prepare(
         WINDOW_SLOTS=state.window[0].shape[0],
         BJ=POOL_ROWS[state.ratio],
         num_warps=NUM_WARPS[state.ratio],
+        **overlap_options(overlap=overlap),
     )
 
 
@@ -175,9 +186,9 @@ def kernel_constants(state: AttentionState, qr: Tensor) -> dict[str, Any]:
         raise ShapeError(f"prepare: qr is {list(qr.shape)}, ratio {state.ratio}")
     constants: dict[str, Any] = {
         "RANK": rank,
-        "BQ": triton.next_power_of_2(rank),
+        "BQ": power_of_two(rank),
         "WIDTH": dim,
-        "BC": triton.next_power_of_2(dim),
+        "BC": power_of_two(dim),
         "ROPE": state.rope_dim,
         "RATIO": max(state.ratio, 1),
         "FORMAT": row_format(state.window, "fp8"),
@@ -196,7 +207,7 @@ def kernel_constants(state: AttentionState, qr: Tensor) -> dict[str, Any]:
         constants["RAW_SLOTS"] = state.compressor.ring.shape[0]
     if state.indexer is not None:
         constants |= _index_constants(state.indexer, constants)
-    constants["BI"] = triton.next_power_of_2(constants["I_WIDTH"])
+    constants["BI"] = power_of_two(constants["I_WIDTH"])
     constants["GP"] = group_pairs(constants["FORMAT"], constants["BC"])
     constants["I_GP"] = group_pairs(constants["I_FORMAT"], constants["BI"])
     return constants
@@ -342,9 +353,11 @@ def _prepare_kernel(
     GP: tl.constexpr,
     I_GP: tl.constexpr,
     BJ: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # house-rule: long function, because each of its many arguments stands on a line
     """Program 0 makes the compressed row, the next the index key, then the kv row and qr."""
     i_part = tl.program_id(0)
+    await_inputs(OVERLAP)
     position = tl.load(position_ptr)
     if HAS_COMPRESSOR:
         if i_part == 0:

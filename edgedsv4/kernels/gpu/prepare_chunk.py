@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.launching import launch
 from edgedsv4.kernels.gpu.make_rows import (
     finish_row,
     keep_raw,
@@ -82,7 +83,9 @@ def prepare_chunk(
         raise ShapeError(f"prepare: tables of {windows} windows for {tokens} tokens")
     if staged.window[0].shape[0] != tokens:
         raise ShapeError(f"prepare: {staged.window[0].shape[0]} staged rows of {tokens} tokens")
-    _prepare_chunk_kernel[(compressors * (windows + kept) + 2 * tokens,)](
+    launch(
+        _prepare_chunk_kernel,
+        (compressors * (windows + kept) + 2 * tokens,),
         qr,
         codes_of(staged.window, "fp8"),
         staged.window[-1],

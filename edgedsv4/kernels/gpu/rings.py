@@ -14,6 +14,7 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.launching import launch
 
 MAX_RINGS = 4
 """Tensors of one launch: codes, scales and two raw rings are those of a layer."""
@@ -74,7 +75,9 @@ def _copy_rows(
             f"SLOTS{place}": ring.shape[0],
             f"WIDTH{place}": ring.shape[1],
         }
-    _copy_rows_kernel[(count, len(words))](
+    launch(
+        _copy_rows_kernel,
+        (count, len(words)),
         **arguments,
         position_ptr=position,
         tokens=tokens,

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.launching import launch, power_of_two
+from edgedsv4.kernels.gpu.nvidia import await_inputs, overlap_options
 from edgedsv4.kernels.router import SUM_GUARD
 
 # In one warp the rounds of the selection need no barrier.
@@ -26,6 +28,7 @@ def route(
     scale: float,
     table: Tensor | None = None,
     token_ids: Tensor | None = None,
+    overlap: bool = False,
 ) -> None:
     """Choose experts and weigh them.
 
@@ -37,6 +40,7 @@ def route(
         scale: routed scaling factor.
         table: [V, k] int32 or int64, the experts of each token id, instead of a selection.
         token_ids: [T] int64 on the device, with a table.
+        overlap: see `nvidia.overlap_options`.
 
     Raises:
         ShapeError: if the shapes disagree or a tensor is not contiguous.
@@ -57,13 +61,16 @@ def route(
     given = [t for t in (ids, weights, logits, bias, table, token_ids) if t is not None]
     if not all(tensor.is_contiguous() for tensor in given):
         raise ShapeError("router: tensors must be contiguous")
-    _route_kernel[(tokens,)](
+    launch(
+        _route_kernel,
+        (tokens,),
         *(ids, weights, logits, bias, table, token_ids, experts, scale),
         K=k,
-        PADDED_K=triton.next_power_of_2(k),
-        BE=triton.next_power_of_2(experts),
+        PADDED_K=power_of_two(k),
+        BE=power_of_two(experts),
         SUM_GUARD=SUM_GUARD,
         num_warps=WARPS,
+        **overlap_options(overlap=overlap),
     )
 
 
@@ -124,8 +131,10 @@ def _route_kernel(
     PADDED_K: tl.constexpr,
     BE: tl.constexpr,
     SUM_GUARD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program: one token."""
+    await_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     o_k = tl.arange(0, PADDED_K)  # [PADDED_K]
     m_k = o_k < K

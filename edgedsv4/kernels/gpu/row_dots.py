@@ -10,6 +10,7 @@ from __future__ import annotations
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.conversions import bf16_to_f32
 from edgedsv4.kernels.gpu.decode import decode_tile
+from edgedsv4.kernels.gpu.nvidia import await_inputs
 from edgedsv4.kernels.gpu.tuples import appended, nothing
 
 
@@ -31,6 +32,7 @@ def row_dots(
     BT: tl.constexpr,
     BN: tl.constexpr,
     BG: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):
     """Rows row .. row + BN - 1 (below last) times tokens i_t .. i_t + BT - 1: f32 [BT, BN]."""
     # Triton has no sets.
@@ -38,17 +40,29 @@ def row_dots(
     HAS_PATH: tl.constexpr = IS_FLOAT or TYPE == "Q8_0"
     if HAS_PATH:
         return _by_pieces(
-            x_ptr, stride_x, i_t, T, p0, p1, row, last, K, TYPE, BT, BN, BG
+            x_ptr, stride_x, i_t, T, p0, p1, row, last, K, TYPE, BT, BN, BG, OVERLAP
         )  # [BT, BN]
     else:
         tl.static_assert(BT == 1)
+        await_inputs(OVERLAP)
         return _by_tiles(
             x_ptr, stride_x, i_t, p0, p1, p2, p3, row, last, K, TYPE, SCALE_COLS, BN, BG
         )  # [1, BN]
 
 
 @triton.jit
-def q8_0_rows(x_ptr, p0, p1, row, step, last, K: tl.constexpr, R: tl.constexpr, BN: tl.constexpr):
+def q8_0_rows(
+    x_ptr,
+    p0,
+    p1,
+    row,
+    step,
+    last,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    BN: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
+):
     """Rows row [R] + i step (at most last), i < BN, of Q8_0 matrices times x: f32 [R, BN].
 
     The planes p0 and p1 are pointers [R]. All loads come first.
@@ -71,6 +85,7 @@ def q8_0_rows(x_ptr, p0, p1, row, step, last, K: tl.constexpr, R: tl.constexpr, 
         address = p1 + tl.minimum(row + i * step, last) * (K // 32)
         scale = tl.load(address[:, None] + (piece // 2)[None, :], mask=is_piece, other=0.0)
         scales = appended(scales, scale)
+    await_inputs(OVERLAP)
     # The address has as many rows as the others, so that the layout is theirs.
     x_address = x_ptr + (row * 0)[:, None, None] + column
     x = tl.load(x_address, mask=is_piece[:, :, None], other=0.0)  # [R, BG, 16]
@@ -114,44 +129,41 @@ def _by_pieces(
     BT: tl.constexpr,
     BN: tl.constexpr,
     BG: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     o_t = i_t + tl.arange(0, BT)
     piece = tl.arange(0, BG)
     column = piece[:, None] * 16 + tl.arange(0, 16)[None, :]  # [BG, 16]
     token = o_t.to(tl.int64)[:, None, None] * stride_x
-    a0 = tl.zeros([BT, BG], tl.float32)
-    a1 = a0
-    a2 = a0
-    a3 = a0
-    a4 = a0
-    a5 = a0
-    a6 = a0
-    a7 = a0
+    sums = nothing()
+    for _ in tl.static_range(BN):
+        sums = appended(sums, tl.zeros([BT, BG], tl.float32))
     for k0 in tl.static_range(0, K, BG * 16):
-        m_piece = k0 + piece * 16 < K
+        weights, scales = nothing(), nothing()
+        for i in tl.static_range(BN):
+            w, scale = _piece(p0, p1, row + i, row + i < last, k0, K, TYPE, BG)
+            weights, scales = appended(weights, w), appended(scales, scale)
+        if k0 == 0:
+            await_inputs(OVERLAP)
         m_x = (o_t < T)[:, None, None] & (k0 + column < K)[None, :, :]
         x = tl.load(x_ptr + token + (k0 + column)[None, :, :], mask=m_x, other=0.0)  # [BT, BG, 16]
         total = tl.sum(x, 2)
-        a0 += _piece(p0, p1, x, total, row, row < last, m_piece, k0, K, TYPE, BG)
-        if BN >= 2:
-            a1 += _piece(p0, p1, x, total, row + 1, row + 1 < last, m_piece, k0, K, TYPE, BG)
-        if BN >= 4:
-            a2 += _piece(p0, p1, x, total, row + 2, row + 2 < last, m_piece, k0, K, TYPE, BG)
-            a3 += _piece(p0, p1, x, total, row + 3, row + 3 < last, m_piece, k0, K, TYPE, BG)
-        if BN == 8:
-            a4 += _piece(p0, p1, x, total, row + 4, row + 4 < last, m_piece, k0, K, TYPE, BG)
-            a5 += _piece(p0, p1, x, total, row + 5, row + 5 < last, m_piece, k0, K, TYPE, BG)
-            a6 += _piece(p0, p1, x, total, row + 6, row + 6 < last, m_piece, k0, K, TYPE, BG)
-            a7 += _piece(p0, p1, x, total, row + 7, row + 7 < last, m_piece, k0, K, TYPE, BG)
+        added = nothing()
+        for i in tl.static_range(BN):
+            part = _piece_product(weights[i], scales[i], x, total, TYPE)
+            added = appended(added, sums[i] + part)
+        sums = added
     if BN == 1:
-        return tl.sum(a0, 1)[:, None]
+        return tl.sum(sums[0], 1)[:, None]
     elif BN == 2:
-        return tl.sum(tl.join(a0, a1), 1)  # [BT, 2]
+        return tl.sum(tl.join(sums[0], sums[1]), 1)  # [BT, 2]
     elif BN == 4:
-        return tl.sum(tl.reshape(_join4(a0, a1, a2, a3), (BT, BG, 4)), 1)
+        both = _join4(sums[0], sums[1], sums[2], sums[3])
+        return tl.sum(tl.reshape(both, (BT, BG, 4)), 1)
     else:
-        both = tl.join(_join4(a0, a2, a4, a6), _join4(a1, a3, a5, a7))
-        return tl.sum(tl.reshape(both, (BT, BG, 8)), 1)
+        even = _join4(sums[0], sums[2], sums[4], sums[6])
+        odd = _join4(sums[1], sums[3], sums[5], sums[7])
+        return tl.sum(tl.reshape(tl.join(even, odd), (BT, BG, 8)), 1)
 
 
 @triton.jit
@@ -161,34 +173,31 @@ def _join4(a0, a1, a2, a3):
 
 @triton.jit
 def _piece(
-    p0,
-    p1,
-    x,
-    total,
-    row,
-    is_row,
-    m_piece,
-    k0,
-    K: tl.constexpr,
-    TYPE: tl.constexpr,
-    BG: tl.constexpr,
+    p0, p1, row, is_row, k0: tl.constexpr, K: tl.constexpr, TYPE: tl.constexpr, BG: tl.constexpr
 ):
-    """One row, 16 columns per thread, with x [BT, BG, 16] of sums `total`: f32 [BT, BG]."""
+    """16 columns per thread of one row as stored, [1, BG, 16], and of Q8_0 their scales [BG]."""
     piece = tl.arange(0, BG)
+    m_piece = k0 + piece * 16 < K
     column = k0 + piece[:, None] * 16 + tl.arange(0, 16)[None, :]
     if TYPE == "Q8_0" or K % 16 == 0:
         mask = (m_piece & is_row)[None, :, None]
     else:
         mask = ((column < K) & is_row)[None, :, :]
     address = p0 + row * K + column[None, :, :]
-    w = tl.load(address, mask=mask, other=0, eviction_policy="evict_first")  # [1, BG, 16]
+    w = tl.load(address, mask=mask, other=0, eviction_policy="evict_first")
     if TYPE == "Q8_0":
-        s_address = p1 + row * (K // 32) + k0 // 32 + piece // 2
-        scale = tl.load(
-            s_address, mask=m_piece & is_row, other=0.0, eviction_policy="evict_first"
-        ).to(tl.float32)  # [BG]
+        at = p1 + row * (K // 32) + k0 // 32 + piece // 2
+        return w, tl.load(at, mask=m_piece & is_row, other=0.0, eviction_policy="evict_first")
+    else:
+        return w, piece
+
+
+@triton.jit
+def _piece_product(w, scale, x, total, TYPE: tl.constexpr):
+    """The product of a piece with x [BT, BG, 16] of sums `total`: f32 [BT, BG]."""
+    if TYPE == "Q8_0":
         # Codes are stored with 128 added.
-        return (tl.sum(w.to(tl.float32) * x, 2) - 128.0 * total) * scale[None, :]
+        return (tl.sum(w.to(tl.float32) * x, 2) - 128.0 * total) * scale.to(tl.float32)[None, :]
     elif TYPE == "BF16":
         return tl.sum(bf16_to_f32(w) * x, 2)
     else:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from edgedsv4.errors import ShapeError
-from edgedsv4.kernels._triton import triton
+from edgedsv4.kernels.gpu.launching import launch, power_of_two
 from edgedsv4.kernels.gpu.sample_kernels import (
     argmax_kernel,
     count_kernel,
@@ -132,11 +132,26 @@ def argmax(ids: Tensor, logits: Tensor, work: Tensor) -> None:
         raise ShapeError(f"argmax: ids {tuple(ids.shape)}, logits {tuple(logits.shape)}")
     if not all(tensor.is_contiguous() for tensor in (ids, logits, work)):
         raise ShapeError("argmax: tensors must be contiguous")
-    argmax_kernel[(blocks, tokens)](
-        work, logits, vocab_size, blocks, tokens, BN=BLOCK, num_warps=WARPS
+    launch(
+        argmax_kernel,
+        (blocks, tokens),
+        work,
+        logits,
+        vocab_size,
+        blocks,
+        tokens,
+        BN=BLOCK,
+        num_warps=WARPS,
     )
-    first_best_kernel[(tokens,)](
-        ids, work, blocks, tokens, BLOCKS=triton.next_power_of_2(blocks), num_warps=1
+    launch(
+        first_best_kernel,
+        (tokens,),
+        ids,
+        work,
+        blocks,
+        tokens,
+        BLOCKS=power_of_two(blocks),
+        num_warps=1,
     )
 
 
@@ -174,18 +189,24 @@ def sample(
     blocks = -(-vocab_size // BLOCK)
     if work.best.shape != (blocks,):
         raise ShapeError(f"sample: work of {work.best.shape[0]} blocks, expected {blocks}")
-    sizes = {"BLOCKS": triton.next_power_of_2(blocks), "BN": BLOCK}
+    sizes = {"BLOCKS": power_of_two(blocks), "BN": BLOCK}
     # Without fused operations products and sums have the definition's bits.
     how = {"num_warps": WARPS, "enable_fp_fusion": False}
-    score_kernel[(blocks,)](
+    launch(
+        score_kernel,
+        (blocks,),
         *(work.scores, work.best, work.first, work.status, logits),
         *(bias, flags, generated, work.options, vocab_size),
         BN=BLOCK,
         **how,
     )
     if not rules.scale:
-        greedy_kernel[(1,)](
-            *(ids, work.best, work.first, work.status, blocks), BLOCKS=sizes["BLOCKS"], num_warps=1
+        launch(
+            greedy_kernel,
+            (1,),
+            *(ids, work.best, work.first, work.status, blocks),
+            BLOCKS=sizes["BLOCKS"],
+            num_warps=1,
         )
         return
     rounds = (ALL_BITS if is_penalised or rules.bias.size else FLOAT32_BITS) // 4
@@ -194,7 +215,9 @@ def sample(
         if has_cut:
             _find_cut(work, rounds, sizes, is_weighted=is_trim)
         if has_cut or not is_trim:
-            weigh_kernel[(blocks,)](
+            launch(
+                weigh_kernel,
+                (blocks,),
                 *(work.weights, work.sums, work.is_sure, work.scores, work.best),
                 *(work.parts, work.prefixes, work.above, work.options, blocks, vocab_size),
                 IS_TRIM=is_trim,
@@ -205,7 +228,9 @@ def sample(
                 **sizes,
                 **how,
             )
-    draw_kernel[(1,)](
+    launch(
+        draw_kernel,
+        (1,),
         *(ids, work.weights, work.sums, work.status, work.is_sure, work.options, blocks),
         HAS_TOP_P=has_top_p,
         **sizes,
@@ -216,7 +241,9 @@ def sample(
 def _find_cut(work: SamplingWork, rounds: int, sizes: dict[str, int], *, is_weighted: bool) -> None:
     blocks = work.best.shape[0]
     for turn in range(rounds):
-        count_kernel[(blocks,)](
+        launch(
+            count_kernel,
+            (blocks,),
             *(work.parts, work.prefixes, work.above, work.scores, work.weights, work.sums),
             *(work.options, blocks, turn),
             IS_FIRST=turn == 0,

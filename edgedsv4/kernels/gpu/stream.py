@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from edgedsv4.kernels._triton import tl, triton
+from edgedsv4.kernels.gpu.launching import launch
 
 BLOCK = 8192
 """Words of one program: 32 KiB, all of them requested before the first is needed."""
@@ -19,7 +20,7 @@ def read_all(out: Tensor, words: Tensor) -> None:
             words are not; so the compiler cannot leave the reads out.
         words: int32 [n], n a multiple of `BLOCK`.
     """
-    _read_kernel[(words.numel() // BLOCK,)](out, words, BLOCK=BLOCK, num_warps=_WARPS)
+    launch(_read_kernel, (words.numel() // BLOCK,), out, words, BLOCK=BLOCK, num_warps=_WARPS)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import edgedsv4.kernels.gpu
+from edgedsv4.kernels.gpu.nvidia import has_byte_products, overlap_options, overlaps
 
 MODULES = sorted(Path(edgedsv4.kernels.gpu.__file__).parent.glob("*.py"))
 REFUSED = {
@@ -30,6 +31,8 @@ REFUSED = {
     "static_print": "debugging",
 }
 VENDOR_MODULES = {"libdevice", "extra"}
+VENDOR_KERNELS = {"nvidia": {"inline_asm_elementwise"}}
+"""Modules whose kernels only the launchers of one vendor's cards take, and what they may use."""
 FLOAT8 = "float8"
 
 
@@ -94,7 +97,17 @@ def call_faults(kernel: str, call: ast.Call) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_kernels_are_portable(path: Path) -> None:
-    assert faults(path.read_text(encoding="utf-8")) == []
+    allowed = VENDOR_KERNELS.get(path.stem, set())
+    found = faults(path.read_text(encoding="utf-8"))
+    assert [fault for fault in found if fault.split(": ")[1] not in allowed] == []
+
+
+def test_kernels_of_one_vendor_are_chosen_by_family() -> None:
+    """AMD's and Intel's families get neither; that launchers ask is theirs to test."""
+    others = ("gfx942", "gfx1151", "gfx1201", "xpu", "")
+    assert not any(has_byte_products(family) or overlaps(family) for family in others)
+    assert [overlaps(family) for family in ("sm_89", "sm_90", "sm_120")] == [False, True, True]
+    assert overlap_options(overlap=False) == {"OVERLAP": False}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
