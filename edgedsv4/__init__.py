@@ -47,6 +47,11 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.inspection import inspect_model as inspect_model
     from edgedsv4.runtime.inspection import open_text as open_text
     from edgedsv4.runtime.inspection import plan_model as plan_model
+    from edgedsv4.runtime.link_bench import LinkOptions as LinkOptions
+    from edgedsv4.runtime.link_bench import measure_links as measure_links
+    from edgedsv4.runtime.links import Links as Links
+    from edgedsv4.runtime.links import MachineFacts as MachineFacts
+    from edgedsv4.runtime.links import mount_of as mount_of
     from edgedsv4.runtime.memory_plan import MemoryPlan as MemoryPlan
     from edgedsv4.runtime.memory_plan import PlanItem as PlanItem
     from edgedsv4.runtime.replies import DoneEvent as DoneEvent
@@ -140,6 +145,15 @@ _HOME = {
         "inspect_model",
         "open_text",
         "plan_model",
+    ),
+    "edgedsv4.runtime.link_bench": (
+        "LinkOptions",
+        "measure_links",
+    ),
+    "edgedsv4.runtime.links": (
+        "Links",
+        "MachineFacts",
+        "mount_of",
     ),
     "edgedsv4.runtime.memory_plan": (
         "MemoryPlan",
@@ -247,6 +261,9 @@ __all__ = [
     "FormatError",
     "Inspection",
     "KernelTime",
+    "LinkOptions",
+    "Links",
+    "MachineFacts",
     "MemoryPlan",
     "Message",
     "ModelConfig",
@@ -288,9 +305,11 @@ __all__ = [
     "convert_model",
     "inspect_model",
     "inspect_snapshot",
+    "measure_links",
     "measure_speed",
     "measure_synthetic",
     "messages_from_json",
+    "mount_of",
     "open_text",
     "plan_model",
     "quantize_model",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 UNLIMITED_V1 = 1 << 60
+_ADAPTER_CLASSES = ("0x03", "0x12")  # PCI: display controller, processing accelerator
 
 
 def physical_cores(root: Path = ROOT, usable: set[int] | None = None) -> int:
@@ -49,6 +50,17 @@ def processor_name(root: Path = ROOT) -> str:
     info = _read(root / "proc/cpuinfo") or ""
     found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def display_adapters(root: Path = ROOT) -> tuple[str, ...]:
+    """Display adapters and accelerators on the bus, as `vendor:device`, sorted."""
+    found = []
+    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
+        kind = _read(folder / "class") or ""
+        if kind[:4] in _ADAPTER_CLASSES:
+            names = (_read(folder / name) or "" for name in ("vendor", "device"))
+            found.append(":".join(name.removeprefix("0x") for name in names))
+    return tuple(sorted(found))
 
 
 def _usable_cpus() -> set[int]:

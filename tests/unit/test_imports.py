@@ -24,6 +24,7 @@ TORCH_FREE = [
     "edgedsv4.model.layer_plan",
     "edgedsv4.model.weight_table",
     "edgedsv4.runtime.inspection",
+    "edgedsv4.runtime.links",
     "edgedsv4.runtime.memory_plan",
     "edgedsv4.runtime.random_model",
     "edgedsv4.runtime.scoring",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgedsv4.runtime.host import (
     available_ram_bytes,
+    display_adapters,
     physical_cores,
     processor_name,
     total_ram_bytes,
@@ -155,3 +156,13 @@ def test_total_memory_is_the_smallest_limit_of_the_groups(tmp_path: Path) -> Non
         "sys/fs/cgroup/outer/inner/memory.max": "max",
     }
     assert total_ram_bytes(machine(tmp_path, files)) == 2 * MIB
+
+
+def test_adapters_are_those_of_display_and_accelerator_classes(tmp_path: Path) -> None:
+    devices = "sys/bus/pci/devices"
+    kinds = {"0": "0x020000", "1": "0x030200", "2": "0x120000", "3": "0x010802"}
+    files = {f"{devices}/{name}/class": kind for name, kind in kinds.items()}
+    for name in kinds:
+        files |= {f"{devices}/{name}/vendor": "0x10de", f"{devices}/{name}/device": f"0x{name}"}
+    assert display_adapters(machine(tmp_path, files)) == ("10de:1", "10de:2")
+    assert display_adapters(tmp_path / "nothing") == ()
