@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import edgedsv4
-from edgedsv4.cli import bench_synthetic
+from edgedsv4.cli import bench_links, bench_synthetic
 from edgedsv4.cli.flags import ENGINE_FLAGS, Flag, engine_options, parse_numbers, parse_whole
 from edgedsv4.errors import ConfigError
 
@@ -50,16 +50,18 @@ MEASURES = (
         ),
     ),
 )
-BENCH_FLAGS = (*MEASURES, *bench_synthetic.FLAGS, *ENGINE_FLAGS)
+BENCH_FLAGS = (*MEASURES, *bench_synthetic.FLAGS, *bench_links.FLAGS, *ENGINE_FLAGS)
 _FIELDS = {"prompt": "prompt", "generate": "generate", "depth": "depths", "repeat": "repeat"}
 
 
 def bench(args: argparse.Namespace, terminal: Terminal) -> int:
-    """Measures a model, or a random network where there is no file.
+    """Measures a model, a random network where there is no file, or the links of the machine.
 
     The context of a model is as large as the depths need unless given.
     """
     _check_subject(args)
+    if args.model == bench_links.SUBJECT:
+        return bench_links.bench(args, terminal)
     if args.synthetic is not None:
         return bench_synthetic.bench(args, terminal)
     given = {field: getattr(args, flag) for flag, field in _FIELDS.items()}
@@ -84,22 +86,29 @@ def _check_subject(args: argparse.Namespace) -> None:
     """
     if args.model is None and args.synthetic is None:
         names = "|".join(bench_synthetic.NAMES)
-        raise ConfigError(f"nothing to measure: name a MODEL, or --synthetic {names}")
+        raise ConfigError(
+            f"nothing to measure: name a MODEL, or {bench_links.SUBJECT}, or --synthetic {names}"
+        )
     if args.model is not None and args.synthetic is not None:
         raise ConfigError(
             f"MODEL and --synthetic exclude each other, found {args.model!r} and"
             f" --synthetic {args.synthetic}; leave one out"
         )
-    own = bench_synthetic.FLAGS
+    is_links = args.model == bench_links.SUBJECT
+    refused: list[tuple[Flag, str]] = []
     if args.synthetic is None:
-        refused, subject = [*own], "--synthetic"
-    else:
-        shared = bench_synthetic.SHARED_FLAGS
-        others = (flag for flag in BENCH_FLAGS if flag not in own)
-        refused, subject = [flag for flag in others if flag.destination not in shared], "a MODEL"
-    given = [flag.names[0] for flag in refused if getattr(args, flag.destination) is not None]
-    if given:
-        raise ConfigError(f"{given[0]} goes with {subject}, which was not given; leave it out")
+        refused += [(flag, "--synthetic") for flag in bench_synthetic.FLAGS]
+    if not is_links:
+        refused += [(flag, f"`bench {bench_links.SUBJECT}`") for flag in bench_links.FLAGS]
+    if is_links or args.synthetic is not None:
+        shared = bench_links.SHARED_FLAGS if is_links else bench_synthetic.SHARED_FLAGS
+        others = (flag for flag in (*MEASURES, *ENGINE_FLAGS) if flag.destination not in shared)
+        refused += [(flag, "a MODEL") for flag in others]
+    for flag, subject in refused:
+        if getattr(args, flag.destination) is not None:
+            raise ConfigError(
+                f"{flag.names[0]} goes with {subject}, which was not given; leave it out"
+            )
 
 
 def _print_report(report: SpeedReport, terminal: Terminal) -> None:

@@ -187,14 +187,16 @@ COMMANDS = (
         "bench",
         "prefill and decode in tokens per second, beside what the memory allows",
         (
-            Flag(names=("MODEL",), help=f"{MODEL.help}; or --synthetic", optional=True),
+            Flag(names=("MODEL",), help=f"{MODEL.help}; or links; or --synthetic", optional=True),
             JSON,
             *bench_command.BENCH_FLAGS,
         ),
         bench_command.bench,
         "A decoded token has to read its weights once; the share says how near to that it comes."
         " With --synthetic a network of random weights is made on a GPU, and no file is needed;"
-        " exit status 1 when its figures cannot be true.",
+        " exit status 1 when its figures cannot be true. `bench links` measures the machine"
+        " instead: memory, experts on the CPU, a drive (--path), a card and its bus, three runs of"
+        " each, the median; `edgedsv4 plan` uses the figures, which are kept in the user's cache.",
     ),
     Command(
         "convert",

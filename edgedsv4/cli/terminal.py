@@ -41,15 +41,24 @@ class Terminal:
     """Stdout and stderr of one command, with what each can show."""
 
     def __init__(self, out: TextIO, err: TextIO, environ: Mapping[str, str]) -> None:
-        """Looks at the streams and at NO_COLOR and TERM once."""
+        """Looks at the streams and at NO_COLOR, TERM and XDG_CACHE_HOME once."""
         self.out = out
         self.err = err
         is_dumb = environ.get("TERM", "") in ("", "dumb")
         self.is_terminal = out.isatty()
         self.has_colour = self.is_terminal and not is_dumb and not environ.get("NO_COLOR")
         self.shows_progress = err.isatty() and not is_dumb
+        # The specification of base directories says that a relative one does not count.
+        cache = environ.get("XDG_CACHE_HOME", "")
+        self._cache_home = Path(cache) if cache.startswith("/") else None
         self._last_progress = 0.0
         self._progress_open = False
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where figures are kept that can be measured again."""
+        home = self._cache_home or Path.home() / ".cache"
+        return home / "edgedsv4"
 
     def write(self, text: str) -> None:
         """Writes a piece of a reply to stdout and flushes, so that it is seen while it grows."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from edgedsv4.errors import FormatError
+from edgedsv4.formats.whole_file import whole_file
 from edgedsv4.runtime.host import (
     ROOT,
     display_adapters,
@@ -208,11 +209,20 @@ class Links:
         chosen = [found for found in rates if found.threads == most]
         return tuple(sorted(chosen, key=lambda found: found.tokens))
 
-    def with_drives_of(self, earlier: Links) -> Links:
-        """These figures, and drives that only `earlier` has."""
-        known = {drive.mount for drive in self.drives}
-        kept = tuple(drive for drive in earlier.drives if drive.mount not in known)
-        return dataclasses.replace(self, drives=(*self.drives, *kept))
+    def with_rest_of(self, earlier: Links) -> Links:
+        """These figures, and what only `earlier` has: drives, block types, a card."""
+        mounts = {drive.mount for drive in self.drives}
+        types = {rate.block_type for rate in self.experts}
+        drives = tuple(drive for drive in earlier.drives if drive.mount not in mounts)
+        experts = tuple(rate for rate in earlier.experts if rate.block_type not in types)
+        has_card = self.card is not None
+        return dataclasses.replace(
+            self,
+            drives=(*self.drives, *drives),
+            experts=(*self.experts, *experts),
+            card=self.card if has_card else earlier.card,
+            overlap=self.overlap if has_card else earlier.overlap,
+        )
 
     def to_json(self) -> dict[str, object]:
         """Everything as JSON types; `from_json` reads it back."""
@@ -240,6 +250,16 @@ class Links:
         links = _Reader(path).record(cls, rest, "links")
         assert isinstance(links, Links)
         return links
+
+    def write(self, path: Path) -> None:
+        """Write a file for `read`, whole or not at all.
+
+        Raises:
+            OSError, ConfigError: as `whole_file`.
+        """
+        text = json.dumps(self.to_json(), indent=1, allow_nan=False)
+        with whole_file(path) as file:
+            file.write(f"{text}\n".encode())
 
     @classmethod
     def read(cls, path: Path) -> Links:

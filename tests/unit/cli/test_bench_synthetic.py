@@ -106,7 +106,7 @@ def test_interrupt_is_silent(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "name a MODEL, or --synthetic flash|pro"),
+        ([], "name a MODEL, or links, or --synthetic flash|pro"),
         (["x.gguf", "--synthetic", "flash"], "MODEL and --synthetic exclude each other"),
         (["x.gguf", "--layers", "3"], "--layers goes with --synthetic"),
         (["x.gguf", "--kernels"], "--kernels goes with --synthetic"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from link_samples import DRIVE, expert_rate, links
+from link_samples import CARD, DRIVE, expert_rate, links
 
 from edgedsv4.errors import FormatError
 from edgedsv4.runtime.links import (
@@ -94,10 +94,16 @@ def test_mount_is_a_mount() -> None:
     assert Path(mount_of(Path("absent/file"))).is_mount()
 
 
-def test_drives_measured_before_are_kept_and_replaced_by_new_ones() -> None:
+def test_what_was_measured_before_is_kept_unless_measured_again() -> None:
     old = [dataclasses.replace(DRIVE, mount=name, access="buffered") for name in ("/", "/data")]
-    both = links().with_drives_of(links(drives=tuple(old)))
-    assert both.drives == (DRIVE, old[1])
+    rates = (expert_rate("MXFP4", 8, 1, 1.0), expert_rate("Q2_K", 8, 1, 2.0))
+    earlier = links(drives=tuple(old), experts=rates)
+    found = links(card=None, overlap=None).with_rest_of(earlier)
+    assert found.drives == (DRIVE, old[1])
+    assert found.experts == (*links().experts, rates[1])
+    assert (found.card, found.overlap) == (earlier.card, earlier.overlap)
+    newer = dataclasses.replace(CARD, name="cuda:1")
+    assert links(card=newer, overlap=None).with_rest_of(earlier).overlap is None
 
 
 def test_facts_of_this_machine_are_the_same_twice() -> None:
@@ -106,9 +112,9 @@ def test_facts_of_this_machine_are_the_same_twice() -> None:
 
 def test_figures_survive_json(tmp_path: Path) -> None:
     path = tmp_path / "links.json"
-    path.write_text(json.dumps(links().to_json(), allow_nan=False))
+    links().write(path)
     assert Links.read(path) == links()
-    path.write_text(json.dumps(links(card=None, overlap=None).to_json()))
+    links(card=None, overlap=None).write(path)
     assert Links.read(path).card is None
 
 
