@@ -75,6 +75,15 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.synthetic_report import KernelTime as KernelTime
     from edgedsv4.runtime.synthetic_report import SyntheticReading as SyntheticReading
     from edgedsv4.runtime.synthetic_report import SyntheticReport as SyntheticReport
+    from edgedsv4.runtime.tier_plan import Tier as Tier
+    from edgedsv4.runtime.tier_plan import TierPlan as TierPlan
+    from edgedsv4.runtime.tier_report import Deviation as Deviation
+    from edgedsv4.runtime.tier_report import Outcome as Outcome
+    from edgedsv4.runtime.tier_report import TierReport as TierReport
+    from edgedsv4.runtime.tier_report import compare as compare
+    from edgedsv4.runtime.tier_report import limit_text as limit_text
+    from edgedsv4.runtime.tier_report import plan_tiers as plan_tiers
+    from edgedsv4.runtime.tier_speed import Prediction as Prediction
     from edgedsv4.text.chat_json import Chat as Chat
     from edgedsv4.text.chat_json import chat_from_json as chat_from_json
     from edgedsv4.text.chat_json import messages_from_json as messages_from_json
@@ -194,6 +203,19 @@ _HOME = {
         "SyntheticReading",
         "SyntheticReport",
     ),
+    "edgedsv4.runtime.tier_plan": (
+        "Tier",
+        "TierPlan",
+    ),
+    "edgedsv4.runtime.tier_report": (
+        "Deviation",
+        "Outcome",
+        "TierReport",
+        "compare",
+        "limit_text",
+        "plan_tiers",
+    ),
+    "edgedsv4.runtime.tier_speed": ("Prediction",),
     "edgedsv4.text.chat_json": (
         "Chat",
         "chat_from_json",
@@ -250,6 +272,7 @@ __all__ = [
     "ContextFullError",
     "ConvertOptions",
     "ConvertReport",
+    "Deviation",
     "DeviceInfo",
     "DeviceLostError",
     "DoneEvent",
@@ -269,8 +292,10 @@ __all__ = [
     "ModelConfig",
     "ModelText",
     "NumericError",
+    "Outcome",
     "Piece",
     "PlanItem",
+    "Prediction",
     "Prompt",
     "PromptOptions",
     "QuantizeOptions",
@@ -296,15 +321,20 @@ __all__ = [
     "SyntheticReport",
     "TextEvent",
     "ThinkingEvent",
+    "Tier",
+    "TierPlan",
+    "TierReport",
     "Tokenizer",
     "ToolCall",
     "ToolCallEvent",
     "UnsupportedModelError",
     "__version__",
     "chat_from_json",
+    "compare",
     "convert_model",
     "inspect_model",
     "inspect_snapshot",
+    "limit_text",
     "measure_links",
     "measure_speed",
     "measure_synthetic",
@@ -312,6 +342,7 @@ __all__ = [
     "mount_of",
     "open_text",
     "plan_model",
+    "plan_tiers",
     "quantize_model",
     "render_prompt",
     "save_all_logits",

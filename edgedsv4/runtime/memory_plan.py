@@ -24,6 +24,8 @@ EXPERTS = "routed experts"
 DRAFT = "draft block"
 DEFAULT_CONTEXT = 32_768
 """Tokens of a session when nobody asks for a size: long enough to work in, 110 MiB on V4-Flash."""
+GPU_CHUNKS = (4096, 2048, 1024, 512, 256)
+"""Tokens evaluated at once on a GPU, the best first: more tokens share each read of an expert."""
 SPARE_TOKENS = 128
 """Tokens a session can drop again without evaluating any: slots beyond the window."""
 SHORTEST_TURN = 32

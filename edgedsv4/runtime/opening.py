@@ -22,6 +22,7 @@ from edgedsv4.runtime.host import physical_cores
 from edgedsv4.runtime.memory_plan import (
     DEFAULT_CONTEXT,
     EXPERTS,
+    GPU_CHUNKS,
     MemoryPlan,
     plan_memory,
     weight_items,
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-GPU_CHUNKS = (4096, 2048, 1024, 512, 256)
-"""Tokens evaluated at once on a GPU, the best first: more tokens share each read of an expert."""
 
 ONE_THREAD_BYTES = 16 << 20
 """Dense weights below which a second thread waits longer than it works: a decode step of a 3 MB

@@ -29,6 +29,7 @@ TORCH_FREE = [
     "edgedsv4.runtime.random_model",
     "edgedsv4.runtime.scoring",
     "edgedsv4.runtime.shipped_models",
+    "edgedsv4.runtime.tier_report",
 ]
 
 
