@@ -14,6 +14,7 @@ from edgedsv4.cli import (
     convert_commands,
     machine_commands,
     model_commands,
+    plan_command,
     repl,
     run_command,
     score_commands,
@@ -124,14 +125,17 @@ COMMANDS = (
     ),
     Command(
         "plan",
-        "memory by item, whether it fits, and the largest context that does",
+        "memory by item, the largest context that fits, where experts lie, and the speed expected",
         (
             MODEL,
             JSON,
-            *_flag("context", "ram_bytes", "vram_bytes", "profile", "dtype", "prefill_chunk"),
-            *_flag("draft", "draft_model"),
+            *plan_command.PLAN_FLAGS,
+            *_flag("device", "context", "ram_bytes", "vram_bytes", "profile", "dtype"),
+            *_flag("prefill_chunk", "draft", "draft_model"),
         ),
-        model_commands.plan,
+        plan_command.plan,
+        "Budgets may be those of another machine; its figures are given with --links. A card takes"
+        " part if --vram is given or `bench links` measured one.",
     ),
     Command(
         "tokenize",

@@ -25,21 +25,18 @@ def links_path(terminal: Terminal) -> Path:
     return terminal.cache_folder / "links.json"
 
 
-def stored_links(terminal: Terminal) -> Links | None:
-    """Figures of this machine, or None with a note why there are none."""
+def stored_links(terminal: Terminal) -> tuple[Links | None, str]:
+    """Figures of this machine; without any, why there are none, for the user."""
     path = links_path(terminal)
     try:
         found = edgedsv4.Links.read(path)
     except FormatError as error:
         if error.fault == "missing":
-            terminal.note(f"edgedsv4: the links of this machine were not measured yet; {AGAIN}")
-        else:
-            terminal.note(f"edgedsv4: {error}")
-        return None
+            return None, f"the links of this machine were not measured yet; {AGAIN}"
+        return None, str(error)
     if found.machine != edgedsv4.MachineFacts.of():
-        terminal.note(f"edgedsv4: {path} is of another machine or version; {AGAIN} again")
-        return None
-    return found
+        return None, f"{path} is of another machine or version; {AGAIN} again"
+    return found, ""
 
 
 def store_links(links: Links, terminal: Terminal) -> None:

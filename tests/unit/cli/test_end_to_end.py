@@ -15,7 +15,13 @@ import pytest
 import edgedsv4
 
 ROOT = Path(__file__).resolve().parents[3]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "PYTHONUNBUFFERED": ""}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "TERM": "dumb",
+    "PYTHONUNBUFFERED": "",
+    "XDG_CACHE_HOME": str(ROOT / "absent"),  # figures of this machine would change a plan
+}
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé"}]
 
 

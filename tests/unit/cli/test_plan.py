@@ -1,0 +1,165 @@
+"""`edgedsv4 plan`: tables, where figures come from, and what is said when there are none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from link_samples import DRIVE, expert_rate, links
+
+import edgedsv4
+from edgedsv4.cli import main
+from edgedsv4.runtime.links import Links, MachineFacts, mount_of
+from edgedsv4.runtime.shipped_models import open_model
+
+BUDGET = ["--ctx", "500", "--ram", "1G"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "edgedsv4" / "links.json"
+
+
+def measured(**changes: Any) -> Links:
+    """Figures of this machine, with what random-tiny needs."""
+    with open_model("random-tiny") as checkpoint:
+        mount = mount_of(checkpoint.path)
+    sample: dict[str, Any] = {
+        "machine": MachineFacts.of(),
+        "experts": (expert_rate("BF16", 2, 1, 5e9), expert_rate("BF16", 2, 16, 4e9)),
+        "drives": (dataclasses.replace(DRIVE, mount=mount),),
+        "card": None,
+        "overlap": None,
+    }
+    return links(**(sample | changes))
+
+
+def kept(cache: Path, **changes: Any) -> None:
+    cache.parent.mkdir(exist_ok=True)
+    measured(**changes).write(cache)
+
+
+def test_without_figures_memory_is_planned_and_the_way_to_them_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "random-tiny", *BUDGET]) == 0
+    found = capsys.readouterr()
+    assert "fits; routed experts: they all stay in memory" in found.out
+    assert "no speed is predicted" in found.out
+    assert "bench links" in found.err
+
+
+def test_kept_figures_predict_speed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(cache)
+    assert main(["plan", "random-tiny", *BUDGET]) == 0
+    found = capsys.readouterr()
+    assert found.err == ""
+    lines = [" ".join(line.split()) for line in found.out.splitlines()]
+    assert "in memory 1,572,864 32 8 100.0%" in lines
+    assert "one token uses 393,216" in lines
+    assert any(line.startswith("decode ") and "the limit is" in line for line in lines)
+    assert any(line.startswith("prefill ") and "chunks of 256" in line for line in lines)
+
+
+def test_card_and_advice_are_shown(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(cache, card=links().card)
+    assert main(["plan", "random-tiny", *BUDGET, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["placement"]["tiers"][0]["share"] == 1
+    assert found["available_bytes"] == 31 << 30
+    assert found["prediction"]["decode"]["limit"] == "exchange"
+    assert main(["plan", "random-tiny", *BUDGET, "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["available_bytes"] == 1 << 30
+
+
+def test_text_names_what_would_make_it_faster(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(cache)
+    original = edgedsv4.plan_tiers
+
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        return dataclasses.replace(original(*args, **kwargs), advice=("--ram 2G: more",))
+
+    monkeypatch.setattr(edgedsv4, "plan_tiers", planned, raising=False)
+    main(["plan", "random-tiny", *BUDGET])
+    assert "faster: --ram 2G: more" in capsys.readouterr().out
+
+
+def test_figures_of_another_machine_are_not_used_unless_named(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = dataclasses.replace(MachineFacts.of(), cores=999)
+    kept(cache, machine=other)
+    main(["plan", "random-tiny", *BUDGET, "--json"])
+    found = capsys.readouterr()
+    assert json.loads(found.out)["prediction"] is None
+    assert "another machine" in found.err
+    path = tmp_path / "other.json"
+    measured(machine=other).write(path)
+    main(["plan", "random-tiny", *BUDGET, "--json", "--links", str(path)])
+    assert json.loads(capsys.readouterr().out)["prediction"]["decode"]["tokens_per_second"] > 0
+
+
+def test_damaged_figures_are_told_and_the_plan_goes_on(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.parent.mkdir()
+    cache.write_text("{")
+    assert main(["plan", "random-tiny", *BUDGET]) == 0
+    assert "expected JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--links", "/absent"], "/absent"),
+        (["--links", "x", "--refresh"], "exclude each other"),
+        (["--vram", "0"], "vram_bytes"),
+        (["--ram", "0"], "ram_bytes"),
+        (["--device", "cuda"], "--vram"),
+        (["--chunk", "0"], "prefill_chunk"),
+    ],
+)
+def test_wrong_use_is_refused_in_one_line(
+    arguments: list[str], told: str, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(cache)
+    assert main(["plan", "random-tiny", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_refresh_measures_the_models_types_and_keeps_them(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def measure(options: Any, on_progress: Any) -> Links:
+        assert on_progress is not None
+        asked.append(options)
+        return measured()
+
+    monkeypatch.setattr(edgedsv4, "measure_links", measure, raising=False)
+    assert main(["plan", "random-tiny", *BUDGET, "--refresh", "--json", "--device", "cpu"]) == 0
+    assert asked == [edgedsv4.LinkOptions(types=("BF16",), device="cpu")]
+    assert json.loads(capsys.readouterr().out)["prediction"] is not None
+    assert Links.read(cache) == measured()
+
+
+def test_experts_on_every_tier_have_a_line(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(cache, card=links().card)
+    main(["plan", "random-tiny", *BUDGET, "--chunk", "1", "--json"])
+    needed = json.loads(capsys.readouterr().out)["needed_bytes"]
+    expert = 3 * 128 * 64 * 2
+    vram, ram = needed + 12 * expert, (1 << 30) + 12 * expert
+    main(["plan", "random-tiny", *BUDGET[:2], "--chunk=1", f"--vram={vram}", f"--ram={ram}"])
+    out = capsys.readouterr().out
+    for place in ("on the card", "in memory", "on the drive", "staging, card", "staging, memory"):
+        assert f"\n{place}" in out
+    assert "some are read from disk" in out
