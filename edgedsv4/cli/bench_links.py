@@ -131,6 +131,17 @@ def _print_experts(links: Links, terminal: Terminal) -> None:
             f"{rate.bytes_per_second / 1e9:>10,.2f}{rate.products_per_second / 1e9:>13,.1f}"
             f"  {bound}"
         )
+    _print_switches(links, terminal)
+
+
+def _print_switches(links: Links, terminal: Terminal) -> None:
+    for name in dict.fromkeys(rate.block_type for rate in links.experts):
+        tokens = links.switch_tokens(name)
+        if tokens is not None:
+            terminal.line(
+                f"{name}: copied to the card faster than computed by the CPU from"
+                f" {_counted(tokens, 'token')} per expert on"
+            )
 
 
 def _rate(value: float) -> str:

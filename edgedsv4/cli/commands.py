@@ -200,7 +200,9 @@ COMMANDS = (
         " With --synthetic a network of random weights is made on a GPU, and no file is needed;"
         " exit status 1 when its figures cannot be true. `bench links` measures the machine"
         " instead: memory, experts on the CPU, a drive (--path), a card and its bus, three runs of"
-        " each, the median; `edgedsv4 plan` uses the figures, which are kept in the user's cache.",
+        " each, the median. `edgedsv4 plan` uses the figures, which are kept with the facts of the"
+        " machine in `$XDG_CACHE_HOME/edgedsv4/links.json`, without it in"
+        " `~/.cache/edgedsv4/links.json`.",
     ),
     Command(
         "convert",

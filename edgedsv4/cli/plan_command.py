@@ -123,7 +123,11 @@ def _print_tiers(report: TierReport, terminal: Terminal) -> None:
     for place, nbytes in staging.items():
         if nbytes:
             terminal.line(f"{f'staging, {place}':30}{nbytes:>20,}")
+    if plan.has_card:
+        terminal.line(f"{'memory, all':30}{plan.ram_bytes:>20,}  of {plan.request.ram_bytes:,}")
     terminal.line(f"{'one token uses':30}{plan.bytes_per_token:>20,}")
+    if not plan.has_slots_for_a_token:
+        terminal.line("too little memory to keep the experts of even one token")
     if sum(any(tier.slots) for tier in plan.tiers) > 1:
         terminal.line("shares: as if all experts were as likely; a cache that learns hits more")
 

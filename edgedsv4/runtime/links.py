@@ -31,6 +31,8 @@ from edgedsv4.runtime.host import (
 FORMAT = "edgedsv4-links-1"
 MAX_FILE_BYTES = 4 << 20
 """Of a file with figures; a real one has a few KiB."""
+MOST_SHARING = 1024
+"""Tokens that share an expert, as far as is looked: more than any chunk gives one."""
 _MOST_ENTRIES = 4096
 _MOST = 1 << 62
 _TINIEST, _GREATEST = 1e-12, 1e30
@@ -208,6 +210,23 @@ class Links:
         most = max((found.threads for found in rates), default=0)
         chosen = [found for found in rates if found.threads == most]
         return tuple(sorted(chosen, key=lambda found: found.tokens))
+
+    def switch_tokens(self, block_type: str) -> int | None:
+        """Tokens from which copying an expert to the card takes less time than the CPU's work.
+
+        Returns:
+            Tokens that share the expert; None without a card, without rates of the type, or where
+            the CPU wins up to `MOST_SHARING` tokens.
+        """
+        rates = self.expert_rates(block_type)
+        if self.card is None or not self.card.to_card or not rates:
+            return None
+        copied = rates[0].bytes_per_weight / statistics.median(self.card.to_card)
+        for tokens in range(1, MOST_SHARING + 1):
+            seconds = seconds_per_weight(rates, tokens)
+            if seconds is not None and seconds > copied:
+                return tokens
+        return None
 
     def with_rest_of(self, earlier: Links) -> Links:
         """These figures, and what only `earlier` has: drives, block types, a card."""

@@ -83,6 +83,7 @@ def test_table_holds_medians_and_what_binds(capsys: pytest.CaptureFixture[str]) 
         "MXFP4 8 4 100.00 50.00 400.0 memory",
         "MXFP4 8 1 120.00 60.00 120.0 memory",
         "MXFP4 8 16 50.00 25.00 800.0 the kernel (36% of memory)",
+        "MXFP4: copied to the card faster than computed by the CPU from 4 tokens per expert on",
         "left out: no drive was named (path)",
     ]
 

@@ -163,3 +163,9 @@ def test_experts_on_every_tier_have_a_line(cache: Path, capsys: pytest.CaptureFi
     for place in ("on the card", "in memory", "on the drive", "staging, card", "staging, memory"):
         assert f"\n{place}" in out
     assert "some are read from disk" in out
+    assert f"\nmemory, all{ram:>39,}  of {ram:,}\n" in out
+
+
+def test_memory_for_less_than_a_token_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "random-tiny", "--ctx", "500", "--ram", "1M"])
+    assert "too little memory to keep the experts of even one token" in capsys.readouterr().out

@@ -73,6 +73,26 @@ def test_seconds_between_measured_tokens_lie_on_a_line(tokens: float, seconds: f
     assert found == pytest.approx(seconds, rel=1e-12)
 
 
+def with_bus(rate: float) -> Links:
+    return links(card=dataclasses.replace(CARD, to_card=(rate,)))
+
+
+@pytest.mark.parametrize(
+    ("to_card", "tokens"),
+    # Half a byte per weight: the bus copies 122, 110, 51 and 5 G weights per second, the CPU
+    # computes 120 G with one token, 100 G with 4, 50 G with 16, and 50 G * 16 / n with more.
+    [(61e9, 1), (55e9, 3), (25.5e9, 16), (2.5e9, 161), (1e6, None)],
+)
+def test_copying_beats_the_cpu_from_some_tokens_on(to_card: float, tokens: int | None) -> None:
+    assert with_bus(to_card).switch_tokens("MXFP4") == tokens
+
+
+def test_without_card_or_rates_nothing_switches() -> None:
+    assert links(card=None).switch_tokens("MXFP4") is None
+    assert links().switch_tokens("Q4_K") is None
+    assert links(card=dataclasses.replace(CARD, to_card=())).switch_tokens("MXFP4") is None
+
+
 def test_type_that_was_not_measured_has_no_seconds() -> None:
     assert seconds_per_weight((), 3) is None
 

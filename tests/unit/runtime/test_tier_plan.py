@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from tier_samples import (
     ALL_EXPERTS,
@@ -118,6 +119,13 @@ def test_frequent_experts_are_in_the_fastest_tier() -> None:
     plan = place_experts(request(vram_bytes=needed_bytes() + room, counts=counts))
     assert plan.vram.slots == (3,) * 43
     assert [tier.share for tier in plan.tiers] == pytest.approx([0.75, 0.25, 0])
+
+
+def test_counts_may_be_an_array() -> None:
+    array = np.array(skewed(), dtype=np.uint64)
+    found = place_experts(request(counts=array))
+    assert found.chances == place_experts(request(counts=skewed())).chances
+    json.dumps(found.to_json())
 
 
 def test_layer_nobody_used_counts_as_even() -> None:
