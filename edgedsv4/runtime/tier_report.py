@@ -277,8 +277,7 @@ def _decode_changes(plan: TierPlan, speeds: Speeds) -> Iterator[tuple[str, Predi
 def _prefill_changes(plan: TierPlan, speeds: Speeds) -> Iterator[tuple[str, Prediction]]:
     """A larger chunk, where what is streamed for each takes the time."""
     largest = max(GPU_CHUNKS)
-    limit = predict(plan, speeds).prefill[-1].limit
-    if plan.chunk < largest and limit in ("bus", "drive"):
+    if plan.chunk < largest:
         request = _same_context(plan)
         options = replace(request.options, prefill_chunk=largest)
         changed = place_experts(replace(request, options=options))

@@ -10,6 +10,7 @@ would need every layer of every token to be an average one.
 Prefill, one chunk: a layer's different experts are streamed to where they are computed while the
 layer before is computed, so the chunk takes as long as the slowest of streaming, reading the drive
 and computing. From some hundred tokens on that is the whole model, whatever the number of tokens.
+With few of them the CPU may compute what is not on the card sooner than the bus carries it.
 
 Attention over a long context, launches and everything else that is no link is not in it.
 """
@@ -207,7 +208,10 @@ def _decode(plan: TierPlan, speeds: Speeds, depth: int) -> DecodeSpeed:
     on_cpu = not card or speeds.experts >= speeds.bus
     seconds = {"dense": dense_bytes / (speeds.vram if card else speeds.memory)}
     if card:
-        seconds["exchange"] = request.config.num_layers * speeds.exchange_seconds
+        outside_layers = sum(
+            any(found) for found in zip(plan.ram.slots, plan.drive.slots, strict=True)
+        )
+        seconds["exchange"] = outside_layers * speeds.exchange_seconds
     fixed = sum(seconds.values())
     outside = "cpu" if on_cpu else "bus"
     seconds |= {"vram": 0.0, outside: 0.0, "drive": 0.0} if card else {outside: 0.0, "drive": 0.0}
@@ -280,7 +284,7 @@ def _prefill(plan: TierPlan, speeds: Speeds, tokens: int) -> PrefillSpeed:
         # What was copied is read once more by the card that computes it.
         read = request.cost.dense_bytes + near + outside
         seconds["compute"] = max(products / speeds.card_products, read / speeds.vram)
-        seconds["bus"] = outside / speeds.bus
+        seconds |= _outside_seconds(plan, speeds, tokens, outside)
     else:
         read = request.cost.dense_bytes + near + outside
         seconds["compute"] = max(products / speeds.products, read / speeds.memory)
@@ -289,3 +293,18 @@ def _prefill(plan: TierPlan, speeds: Speeds, tokens: int) -> PrefillSpeed:
     return PrefillSpeed(
         tokens=tokens, tokens_per_second=tokens / seconds[limit], seconds=seconds, limit=limit
     )
+
+
+def _outside_seconds(
+    plan: TierPlan, speeds: Speeds, tokens: int, nbytes: float
+) -> dict[str, float]:
+    """Seconds of a chunk's experts that are not on the card, by the faster way to compute them."""
+    request = plan.request
+    per_layer = tokens * request.config.experts_per_token * request.cost.expert_weights
+    products = per_layer * sum(1 - share for share in plan.vram.shares)
+    over_bus = nbytes / speeds.bus
+    if speeds.products:
+        on_cpu = max(nbytes / speeds.experts, products / speeds.products)
+        if on_cpu < over_bus:
+            return {"cpu": on_cpu}
+    return {"bus": over_bus}

@@ -105,7 +105,9 @@ def test_a_larger_chunk_is_advised_where_streaming_limits() -> None:
 
 
 def test_nothing_is_advised_where_everything_is_in_vram() -> None:
-    assert advise(place_experts(request(vram_bytes=400 << 30)), DESKTOP) == ()
+    options = dataclasses.replace(OPTIONS, prefill_chunk=4096)
+    plan = place_experts(request(vram_bytes=400 << 30, options=options))
+    assert advise(plan, DESKTOP) == ()
 
 
 def test_kernels_that_limit_are_named() -> None:

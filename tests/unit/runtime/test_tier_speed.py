@@ -94,6 +94,12 @@ def test_without_a_card_dense_weights_are_read_by_the_cpu() -> None:
     assert found.tokens_per_second == pytest.approx(70e9 / (7.9e9 + PER_TOKEN), rel=1e-4)
 
 
+def test_card_that_holds_everything_exchanges_nothing() -> None:
+    found = predict(place_experts(request(vram_bytes=400 << 30)), DESKTOP).decode
+    assert found.seconds["exchange"] == found.seconds["cpu"] == 0
+    assert found.tokens_per_second == pytest.approx(1400e9 / (7.9e9 + PER_TOKEN), rel=1e-4)
+
+
 def test_rows_of_a_long_timeline_are_read_too() -> None:
     plan = place_experts(request())
     near, far = (predict(plan, DESKTOP, depth=depth).decode for depth in (0, 100_000))
@@ -126,7 +132,8 @@ def test_many_selections_are_near_their_average() -> None:
 
 
 def prefilled(chunk: int, speeds: Speeds, *, in_memory: bool) -> float:
-    """Tokens per second of a chunk with no expert on the card."""
+    """Tokens per second of a chunk with no expert on the card, and a CPU that cannot help."""
+    speeds = dataclasses.replace(speeds, products=1e9)
     options = EngineOptions(context=16_384, prefill_chunk=chunk)
     needed = needed_bytes(options=options)
     plan = place_experts(
@@ -155,6 +162,30 @@ def test_chunk_sets_the_speed_of_streaming(
 def test_chunk_of_4096_tokens(to_card: float, expected: float) -> None:
     speeds = dataclasses.replace(DESKTOP, to_card=to_card)
     assert prefilled(4096, speeds, in_memory=True) == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("products", "seconds"),
+    [
+        # 512 tokens x 43 layers x 6 experts x 25.2 M weights are 3.32 T products; reading the
+        # experts takes 2.10 s, the bus 2.83 s.
+        (1e15, {"cpu": 147.18e9 / 70e9}),
+        (1.3e12, {"cpu": 3.324e12 / 1.3e12}),
+        (1e12, {"bus": 147.18e9 / 52e9}),
+        (0.0, {"bus": 147.18e9 / 52e9}),
+    ],
+)
+def test_cpu_computes_a_chunk_where_it_is_faster_than_the_bus(
+    products: float, seconds: dict[str, float]
+) -> None:
+    speeds = dataclasses.replace(DESKTOP, products=products)
+    plan = place_experts(request(vram_bytes=needed_bytes()))
+    found = {
+        name: value
+        for name, value in predict(plan, speeds).prefill[0].seconds.items()
+        if name in ("cpu", "bus")
+    }
+    assert found == {name: pytest.approx(value, rel=1e-3) for name, value in seconds.items()}
 
 
 def test_prompt_longer_than_the_chunk_is_as_fast_as_a_chunk() -> None:
