@@ -100,14 +100,14 @@ def test_a_group_that_is_not_finite_has_the_scale_nan(bad: float) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize("rows", [8, 16, 32])
-def test_hidden_layers(name: str, rows: int) -> None:
+@pytest.mark.parametrize("tile", [None, ByteTile(8, 2), ByteTile(32, 2)])
+def test_hidden_layers(name: str, tile: ByteTile | None) -> None:
     columns, width = COLUMNS[name], 64
     slots = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)
     (w1, gates), (w3, ups) = (bank(name, width, columns, seed) for seed in (1, 11))
     x = rounded(vector(columns, 4), name)
     h = rounded(torch.full((2 * width,), 7.0), "Q2_K")
-    gate_up_bytes(h, x, slots, (w1, w3), 1.5, width=width, tile=ByteTile(rows, 2))
+    gate_up_bytes(h, x, slots, (w1, w3), 1.5, width=width, tile=tile)
     wide = values(x)
     expected = torch.cat([swiglu_reference(gates[e] @ wide, ups[e] @ wide, 1.5) for e in (2, 0)])
     steps = expected.view(-1, 32).abs().amax(1, keepdim=True) / 127.0
@@ -117,8 +117,8 @@ def test_hidden_layers(name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize(("height", "tile"), [(19, ByteTile(8, 2)), (4, ByteTile(4, 1))])
-def test_weighted_outputs(name: str, height: int, tile: ByteTile) -> None:
+@pytest.mark.parametrize(("height", "tile"), [(19, None), (4, ByteTile(4, 1))])
+def test_weighted_outputs(name: str, height: int, tile: ByteTile | None) -> None:
     columns = COLUMNS[name]
     slots = torch.tensor([2, 0, 1], dtype=torch.int32, device=DEVICE)
     w2, downs = bank(name, height, columns, 41)

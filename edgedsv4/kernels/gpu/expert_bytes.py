@@ -37,7 +37,7 @@ class ByteTile:
     """Size of a program's work."""
 
     rows: int
-    """At once, of each matrix."""
+    """At once, of each matrix; of gate and up 8 or 32."""
     warps: int
 
 
@@ -211,8 +211,6 @@ def _together(parts, BR: tl.constexpr):
     """Tensors of BR values as one [1, 32]."""
     if BR == 32:
         return parts[0][None, :]
-    elif BR == 16:
-        return tl.reshape(tl.permute(tl.join(parts[0], parts[1]), (1, 0)), (1, 32))
     else:
         tl.static_assert(BR == 8)
         both = tl.join(tl.join(parts[0], parts[2]), tl.join(parts[1], parts[3]))  # [8, 2, 2]
