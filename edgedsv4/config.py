@@ -17,6 +17,7 @@ from edgedsv4.errors import ConfigError
 Profile = Literal["exact", "default"]
 Backend = Literal["auto", "reference", "native", "triton"]
 Dtype = Literal["f32", "f64", "bf16"]
+ReplayPolicy = Literal["aged", "lru", "lfu", "belady"]
 
 MAX_LAYERS = 512
 MAX_EXPERTS = 4096

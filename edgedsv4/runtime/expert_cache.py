@@ -11,7 +11,7 @@ token of V4-Flash asks for 258 experts and misses some sixty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Protocol
 
 from edgedsv4.errors import ConfigError
@@ -40,11 +40,11 @@ class CachePolicy(Protocol):
     One policy serves one cache. Its methods cost O(log n) at most, on average over many calls.
     """
 
-    def used(self, keys: Collection[int], weight: float) -> None:
+    def used(self, keys: Sequence[int], weight: float) -> None:
         """Experts were selected, in the cache or not.
 
         Args:
-            keys: each once.
+            keys: of the experts, as often as they were selected.
             weight: how much each selection counts: 1 in decode, 1/T in a chunk of T tokens.
         """
 
@@ -132,12 +132,7 @@ class ExpertCache:
             weight: of each selection: 1 in decode, 1/T in a chunk of T tokens.
         """
         base = layer << EXPERT_BITS
-        keys = {base | expert for expert in experts}
-        if len(keys) == len(experts):
-            self._policy.used(keys, weight)
-            return
-        for expert in experts:
-            self._policy.used((base | expert,), weight)
+        self._policy.used([base | expert for expert in experts], weight)
 
     def take(
         self, layer: int, expert: int, *, protected: Protected = (), may_refuse: bool = False
