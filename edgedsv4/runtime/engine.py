@@ -16,6 +16,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from edgedsv4.config import EngineOptions
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.formats.snapshot_file import Source
     from edgedsv4.formats.snapshot_header import SnapshotModel
+    from edgedsv4.model.hooks import SelectionHook
     from edgedsv4.model.model import Model
     from edgedsv4.runtime.timeline import Progress
     from edgedsv4.text.messages import Message, Prompt
@@ -188,11 +191,15 @@ class Engine:
         """Tokens a new session holds when nothing else is asked for."""
         return self._live.plan.context
 
-    def new_session(self, *, context: int | None = None) -> Session:
+    def new_session(
+        self, *, context: int | None = None, on_experts: SelectionHook | None = None
+    ) -> Session:
         """Make a session.
 
         Args:
             context: tokens it can hold; None takes `self.context`.
+            on_experts: called at every layer with (layer, selection scores [T, E], expert ids
+                [T, k]), returns the ids to use; for watching the routing, and slower than without.
 
         Raises:
             ConfigError: less than one token, or more than the model was made for.
@@ -207,7 +214,7 @@ class Engine:
                 raise ConfigError(f"context must be 1..{limit} for this model, found {capacity}")
             self._check_room(opened, capacity)
             with device_memory_errors("a session", opened.model.numerics.device):
-                session = Session(self._parts(opened), capacity)
+                session = Session(self._parts(opened, on_experts), capacity)
             self._sessions.add(session)
             return session
 
@@ -235,6 +242,12 @@ class Engine:
             session.close()
             raise
         return session
+
+    def hash_tables(self) -> dict[int, npt.NDArray[np.int64]]:
+        """Expert ids by token id, [V, k], of every layer that routes by a table."""
+        layers = enumerate(self._live.model.weights.layers)
+        tables = {layer: weights.moe.expert_table for layer, weights in layers}
+        return {layer: t.cpu().numpy() for layer, t in tables.items() if t is not None}
 
     def render(self, messages: Sequence[Message], options: PromptOptions | None = None) -> Prompt:
         """The exact prompt of a conversation; `tokenizer.encode_pieces(prompt.pieces)` is its ids.
@@ -354,7 +367,7 @@ class Engine:
             raise Dsv4Error("this engine is closed; open the model again")
         return self._opened
 
-    def _parts(self, opened: _Opened) -> SessionParts:
+    def _parts(self, opened: _Opened, on_experts: SelectionHook | None = None) -> SessionParts:
         return SessionParts(
             model=opened.model,
             tokenizer=opened.tokenizer,
@@ -365,6 +378,7 @@ class Engine:
             owner=opened.owner,
             check_room=self._check_more,
             backend=opened.choice.name,
+            on_experts=on_experts,
         )
 
     def _check_more(self, tokens: int) -> None:

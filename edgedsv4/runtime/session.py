@@ -430,13 +430,15 @@ class Session:
             yield from loop.run(messages, sampler, prompt, on_progress)
 
     def _new_timeline(self, capacity: int) -> Timeline:
-        return Timeline(
+        timeline = Timeline(
             self._parts.model,
             capacity=capacity,
             options=self._parts.options,
             check_files=self._parts.check_files,
             should_stop=self._cancel.is_set,
         )
+        timeline.watch_experts(self._parts.on_experts)
+        return timeline
 
     def _snapshot_context(self, on_progress: Progress | None) -> SnapshotContext:
         return SnapshotContext(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions
     from edgedsv4.formats.snapshot_header import SnapshotModel
+    from edgedsv4.model.hooks import SelectionHook
     from edgedsv4.model.model import Model
     from edgedsv4.text.messages import Message, Prompt
     from edgedsv4.text.prompt import PromptOptions
@@ -34,3 +35,5 @@ class SessionParts:
     """Raises `CapacityError` when the state of so many tokens more does not fit in memory."""
     backend: str = "reference"
     """Name of what computes."""
+    on_experts: SelectionHook | None = None
+    """Watches the routing of every forward of the main model; see `ForwardHooks`."""

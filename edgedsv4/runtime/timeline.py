@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,7 @@ from edgedsv4.runtime.stats import SessionTotals, SyncReport
 
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions
+    from edgedsv4.model.hooks import SelectionHook
     from edgedsv4.model.kv_cache import KvCache
     from edgedsv4.model.model import LogitRows, Model
     from edgedsv4.runtime.sampler import Sampler
@@ -87,7 +89,7 @@ class Timeline:
                 capacity=capacity,
                 count=options.draft,
                 chunk=options.chunk,
-                hooks=self._hooks,
+                hooks=ForwardHooks(should_stop=should_stop),
                 clock=clock,
             )
 
@@ -119,6 +121,10 @@ class Timeline:
     def last_logits(self) -> Logits | None:
         """[V] after the last token as they are kept, None when they are not known."""
         return _on_host(self._logits)
+
+    def watch_experts(self, on_experts: SelectionHook | None) -> None:
+        """Have the routing of the main model watched from now on; see `ForwardHooks`."""
+        self._hooks = replace(self._hooks, on_experts=on_experts)
 
     def settle(self) -> None:
         """Throw away drafts that nobody sampled."""
