@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from edgedsv4.errors import SnapshotError as SnapshotError
     from edgedsv4.errors import StorageError as StorageError
     from edgedsv4.errors import UnsupportedModelError as UnsupportedModelError
+    from edgedsv4.formats.expert_frequency import ExpertFrequency as ExpertFrequency
+    from edgedsv4.formats.expert_frequency import read_expert_frequency as read_expert_frequency
+    from edgedsv4.formats.expert_frequency import write_expert_frequency as write_expert_frequency
+    from edgedsv4.formats.route_trace import RouteTrace as RouteTrace
+    from edgedsv4.formats.route_trace import read_route_trace as read_route_trace
     from edgedsv4.formats.snapshot_file import SnapshotInfo as SnapshotInfo
     from edgedsv4.formats.snapshot_file import inspect_snapshot as inspect_snapshot
     from edgedsv4.runtime.benchmark import BenchOptions as BenchOptions
@@ -42,6 +47,8 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.device import DeviceInfo as DeviceInfo
     from edgedsv4.runtime.device import devices as devices
     from edgedsv4.runtime.engine import Engine as Engine
+    from edgedsv4.runtime.expert_profile import ProfileOptions as ProfileOptions
+    from edgedsv4.runtime.expert_profile import profile_experts as profile_experts
     from edgedsv4.runtime.inspection import Inspection as Inspection
     from edgedsv4.runtime.inspection import ModelText as ModelText
     from edgedsv4.runtime.inspection import inspect_model as inspect_model
@@ -56,6 +63,10 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.memory_plan import PlanItem as PlanItem
     from edgedsv4.runtime.replies import DoneEvent as DoneEvent
     from edgedsv4.runtime.replies import ReplyStep as ReplyStep
+    from edgedsv4.runtime.route_replay import ReplayCounts as ReplayCounts
+    from edgedsv4.runtime.route_replay import ReplayOptions as ReplayOptions
+    from edgedsv4.runtime.route_replay import replay_routes as replay_routes
+    from edgedsv4.runtime.route_replay import slots_of_share as slots_of_share
     from edgedsv4.runtime.sampler import Sampler as Sampler
     from edgedsv4.runtime.scoring import Score as Score
     from edgedsv4.runtime.scoring import save_all_logits as save_all_logits
@@ -125,6 +136,25 @@ _HOME = {
         "SnapshotError",
         "StorageError",
         "UnsupportedModelError",
+    ),
+    "edgedsv4.formats.expert_frequency": (
+        "ExpertFrequency",
+        "read_expert_frequency",
+        "write_expert_frequency",
+    ),
+    "edgedsv4.formats.route_trace": (
+        "RouteTrace",
+        "read_route_trace",
+    ),
+    "edgedsv4.runtime.expert_profile": (
+        "ProfileOptions",
+        "profile_experts",
+    ),
+    "edgedsv4.runtime.route_replay": (
+        "ReplayCounts",
+        "ReplayOptions",
+        "replay_routes",
+        "slots_of_share",
     ),
     "edgedsv4.formats.snapshot_file": (
         "SnapshotInfo",
@@ -280,6 +310,7 @@ __all__ = [
     "Dsv4Error",
     "Engine",
     "EngineOptions",
+    "ExpertFrequency",
     "ExpertReadError",
     "FormatError",
     "Inspection",
@@ -296,13 +327,17 @@ __all__ = [
     "Piece",
     "PlanItem",
     "Prediction",
+    "ProfileOptions",
     "Prompt",
     "PromptOptions",
     "QuantizeOptions",
+    "ReplayCounts",
+    "ReplayOptions",
     "Reply",
     "ReplyEvent",
     "ReplyParser",
     "ReplyStep",
+    "RouteTrace",
     "Sampler",
     "SamplingOptions",
     "Score",
@@ -343,9 +378,15 @@ __all__ = [
     "open_text",
     "plan_model",
     "plan_tiers",
+    "profile_experts",
     "quantize_model",
+    "read_expert_frequency",
+    "read_route_trace",
     "render_prompt",
+    "replay_routes",
     "save_all_logits",
     "score_text",
+    "slots_of_share",
     "top_logprobs",
+    "write_expert_frequency",
 ]

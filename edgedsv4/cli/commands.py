@@ -12,6 +12,7 @@ import edgedsv4
 from edgedsv4.cli import (
     bench_command,
     convert_commands,
+    expert_commands,
     machine_commands,
     model_commands,
     plan_command,
@@ -186,6 +187,30 @@ COMMANDS = (
         ),
         score_commands.perplexity,
         "The text is cut into windows of --ctx tokens (512 if not given); each starts anew.",
+    ),
+    Command(
+        "profile",
+        "which experts a model uses on a text, as a file that expert placement starts from",
+        (
+            MODEL,
+            Flag(names=("FILE",), help="UTF-8 text, - for stdin"),
+            JSON,
+            *expert_commands.PROFILE_FLAGS,
+        ),
+        expert_commands.profile,
+        "The text is cut into windows of --ctx tokens (512 if not given); each starts anew.",
+    ),
+    Command(
+        "replay",
+        "what cache policies would have done on a trace of `profile`",
+        (
+            Flag(names=("TRACE",), help="file of `profile --trace`"),
+            JSON,
+            *expert_commands.REPLAY_FLAGS,
+        ),
+        expert_commands.replay,
+        "The policies: aged is what the program uses, lru, lfu counts without ageing, belady knows"
+        " the future and is the bound.",
     ),
     Command(
         "bench",

@@ -66,6 +66,11 @@ class ExpertFrequency:
         """Uses per token, [L, E]; every layer's add up to `experts_per_token`."""
         return self.counts.astype(np.float64) / self.tokens
 
+    def covered_by(self, share: float) -> float:
+        """Share of the selections that fall on this share of the experts, the busiest."""
+        counts = np.sort(self.counts.reshape(-1))[::-1]
+        return float(counts[: round(share * len(counts))].sum() / counts.sum())
+
     def check_model(self, identity_sha256: str, layers: int, experts: int) -> None:
         """Refuse the file for a model that it was not made with.
 

@@ -27,6 +27,7 @@ TORCH_FREE = [
     "edgedsv4.runtime.links",
     "edgedsv4.runtime.memory_plan",
     "edgedsv4.runtime.random_model",
+    "edgedsv4.runtime.route_replay",
     "edgedsv4.runtime.scoring",
     "edgedsv4.runtime.shipped_models",
     "edgedsv4.runtime.tier_report",

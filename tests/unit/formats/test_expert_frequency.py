@@ -41,6 +41,12 @@ def test_rates_are_uses_per_token() -> None:
     assert FREQUENCY.rates().tolist() == [[0.75, 0.0, 1.25], [1.0, 1.0, 0.0]]
 
 
+def test_share_of_the_selections_of_the_busiest_experts() -> None:
+    assert FREQUENCY.covered_by(1 / 6) == 5 / 16
+    assert FREQUENCY.covered_by(0.5) == 13 / 16
+    assert FREQUENCY.covered_by(1.0) == 1.0
+
+
 def test_frequencies_of_another_model_are_refused() -> None:
     FREQUENCY.check_model("ab" * 32, 2, 3)
     with pytest.raises(ConfigError, match="counts 2 x 3 experts, the model has 2 x 4"):
