@@ -65,9 +65,10 @@ class AgedFrequency:
     """Keeps the experts with the highest expected use; see the module.
 
     Args:
-        layers: of the model.
+        layers: with routed experts, a draft block's included.
         experts: routed experts per layer.
-        prior: [layers, experts], uses per token in a corpus, from a frequency file; None without.
+        prior: [up to layers, experts], uses per token in a corpus, from a frequency file; None
+            without. Layers that it leaves out, as a draft block's, get the average of the others.
 
     Raises:
         ShapeError: `prior` has another shape.
@@ -75,10 +76,8 @@ class AgedFrequency:
 
     def __init__(self, layers: int, experts: int, prior: Doubles | None = None) -> None:
         count = layers * experts
-        if prior is not None and prior.shape != (layers, experts):
-            raise ShapeError(
-                f"the frequencies are {list(prior.shape)}, expected [{layers}, {experts}]"
-            )
+        if prior is not None:
+            prior = _for_all_layers(prior, layers, experts)
         self._layers = layers
         self._experts = experts
         self._readings = _Readings(count, prior)
@@ -237,6 +236,14 @@ class AgedFrequency:
     def _place(self, key: int) -> int:
         layer, expert = expert_of(key)
         return layer * self._experts + expert
+
+
+def _for_all_layers(prior: Doubles, layers: int, experts: int) -> Doubles:
+    """The rates of a frequency file with a row for every layer."""
+    if prior.ndim != 2 or not 1 <= len(prior) <= layers or prior.shape[1] != experts:
+        raise ShapeError(f"the frequencies are {list(prior.shape)}, expected [{layers}, {experts}]")
+    missing = np.full((layers - len(prior), experts), prior.mean())
+    return np.concatenate([prior, missing])
 
 
 class _Readings:

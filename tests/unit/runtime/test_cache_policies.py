@@ -213,6 +213,13 @@ def test_without_a_file_the_first_experts_are_even_over_the_layers() -> None:
 def test_frequencies_of_another_shape_are_refused() -> None:
     with pytest.raises(ShapeError, match=r"\[2, 3\], expected \[3, 2\]"):
         AgedFrequency(3, 2, np.ones((2, 3)))
+    with pytest.raises(ShapeError, match=r"\[4, 2\], expected \[3, 2\]"):
+        AgedFrequency(3, 2, np.ones((4, 2)))
+
+
+def test_layer_that_the_file_leaves_out_gets_the_average() -> None:
+    policy = AgedFrequency(2, 3, np.array([[0.1, 0.9, 0.2]]))
+    assert list(policy.best(6)) == [(0, 1), (1, 0), (1, 1), (1, 2), (0, 2), (0, 0)]
 
 
 def test_dropped_expert_is_no_victim() -> None:
