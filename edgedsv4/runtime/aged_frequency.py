@@ -20,7 +20,13 @@ selections, so a prefill chunk of T tokens whose selections weigh 1/T counts as 
 
 Cost: readings are arrays over all experts (V4-Flash: 11,008) that are touched once per step. The
 victims of a step come off a heap of the lowest values, made when the first one is needed; whoever
-is used or inserted later in the step goes back into it with a new value.
+is used or inserted later in the step goes back into it with a new value. A token of V4-Flash with
+77 misses takes 0.7 ms of one busy core, LRU's books 0.4 (`tests/bench/bench_expert_cache.py`).
+
+What it is worth, in hit rate at 15, 30 and 50 % resident, against the better of LRU and SGLang's
+counters: 4 to 20 points more on the recorded routes of the pocket models; up to 6 more on made-up
+conversations; equal within 0.3 points where there is nothing to learn (`uniform`) and within 0.15
+where LRU or counting is already right. On Zipf's law it reaches 0.88 of Belady's bound or more.
 """
 
 from __future__ import annotations
