@@ -36,6 +36,7 @@ from edgedsv4.model.gpu_layer_state import LayerState, layer_state
 from edgedsv4.model.layer_plan import OVERLAP_RATIO
 
 if TYPE_CHECKING:
+    from edgedsv4.kernels.gpu.attention_rows import Parts
     from edgedsv4.kernels.gpu.byte_vector import ByteVector
     from edgedsv4.kernels.gpu.planes import DeviceMatrix
     from edgedsv4.model.gpu_buffers import StepBuffers, StepPlace
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from edgedsv4.model.gpu_network import DeviceHyper, DeviceLayer, DeviceNetwork
 
 _WARM_UPS = 2
+NEAR_ROWS = 32_768
+"""Compressed rows up to which a step of its own selects: with few launches, of few programs."""
 
 
 class DecodeStep:
@@ -72,7 +75,8 @@ class DecodeStep:
         self._family = setting.family
         self._overlap = overlaps(setting.family) and _has_graphs(buffers.x.device)
         self._rounds = not setting.is_precise
-        """Whether inputs of routed experts are rounded to bytes where there are kernels for it."""
+        """Profile `default`: index queries are rounded as keys are, and inputs of routed experts to
+        bytes where there are kernels for it."""
         self._states = [layer_state(config, layer, cache) for layer in network.layers]
         device = buffers.x.device
         self._constants = HyperConstants(
@@ -84,6 +88,8 @@ class DecodeStep:
         self._work = torch.empty(hyper_work_floats(1, config.hidden_size), device=device)
         capacity = max((state.keys[0].shape[0] for state in self._states if state.keys), default=0)
         self._scores = torch.empty((1, capacity), device=device)
+        near = (NEAR_ROWS,) if capacity > NEAR_ROWS else ()
+        self._row_limits = (0, *near, capacity) if capacity > config.index_topk else (0,)
         ints = select_scratch_ints(1, capacity, config.index_topk)
         self._select_scratch = torch.zeros(ints, dtype=torch.int32, device=device)
         self._best_work = torch.empty(
@@ -92,8 +98,8 @@ class DecodeStep:
         self._side: Any = None
         if device.type == "cuda":
             self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._graphs: dict[bool, Any] = {}
-        """By whether rows are selected."""
+        self._graphs: dict[int, Any] = {}
+        """By how many rows there may be to select from."""
 
     def run(self, position: int) -> None:
         """Evaluate the token at `StepPlace.given`; returns before the device is done.
@@ -101,31 +107,35 @@ class DecodeStep:
         The rows of the token enter the rings, its logits `StepBuffers.logits`.
 
         Args:
-            position: as the device was told. Below, every layer attends to all compressed rows
-                there are, and the step without an indexer does: both are recorded at once.
+            position: as the device was told. Where every layer attends to all compressed rows
+                there are, the step without an indexer does; where there are few, one that selects
+                from no more. All are recorded at once.
         """
         if not self._graphs and _has_graphs(self._buffers.x.device):
-            self._graphs = {selects: self._capture(selects=selects) for selects in (True, False)}
-        selects = (position + 1) // OVERLAP_RATIO > self._config.index_topk
+            self._graphs = {rows: self._capture(rows) for rows in reversed(self._row_limits)}
+        seen = (position + 1) // OVERLAP_RATIO
+        rows = next(
+            limit for limit in self._row_limits if seen <= max(limit, self._config.index_topk)
+        )
         if self._graphs:
-            self._graphs[selects].replay()
+            self._graphs[rows].replay()
         else:
-            self._launch(selects=selects)
+            self._launch(rows)
 
-    def _capture(self, *, selects: bool) -> Any:
+    def _capture(self, rows: int) -> Any:
         """Record the step. Warming up evaluates the token, which evaluating again changes not."""
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
-                self._launch(selects=selects)
+                self._launch(rows)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            self._launch(selects=selects)
+            self._launch(rows)
         return graph
 
-    def _launch(self, *, selects: bool) -> None:
+    def _launch(self, rows: int) -> None:
         buffers, network, place = self._buffers, self._network, self._place
         place.launch(buffers.bad)
         embed_streams(buffers.streams, place.token_ids, network.embed)
@@ -133,7 +143,7 @@ class DecodeStep:
         extra: Tensor | None = None
         for layer, state in zip(network.layers, self._states, strict=True):
             self._hyper(layer.hc_attn, layer.attn_norm, o, extra)
-            self._attention(layer, state, selects=selects)
+            self._attention(layer, state, rows)
             rounded = self._rounded_input(layer)
             self._hyper(layer.hc_ffn, layer.ffn_norm, buffers.o, rounded=rounded)
             with self._aside():
@@ -195,7 +205,7 @@ class DecodeStep:
             return None
         return self._buffers.rounded(config.hidden_size, BYTE_ORDERS[bank.w1.type])
 
-    def _attention(self, layer: DeviceLayer, state: LayerState, *, selects: bool) -> None:
+    def _attention(self, layer: DeviceLayer, state: LayerState, rows: int) -> None:
         buffers, place, plan, config = self._buffers, self._place, layer.plan, self._config
         made = buffers.entrance[:, : layer.entrance.width]
         self._matvec(made, buffers.x, layer.entrance.matrices)
@@ -222,12 +232,15 @@ class DecodeStep:
             bad=buffers.bad,
         )
         prepare(buffers.qr, products, state.attention, positions, overlap=self._overlap)
-        selects = selects and has_indexer
+        selects = rows > 0 and has_indexer
         matrices = layer.queries.matrices if selects else layer.queries.matrices[:1]
         queries = buffers.queries[:, : sum(matrix.rows for matrix in matrices)]
         self._matvec(queries, buffers.qr, matrices)
         q = queries[:, layer.queries.columns["q"]].view(1, config.num_heads, config.head_dim)
-        self._finish(layer, queries, q, made, state if selects else None)
+        keys = None
+        if selects and state.keys is not None:
+            keys = tuple(part[:rows] for part in state.keys)
+        self._finish(layer, queries, q, made, keys)
         decode_attention(
             buffers.attended,
             q,
@@ -253,26 +266,27 @@ class DecodeStep:
         queries: Tensor,
         q: Tensor,
         made: Tensor,
-        state: LayerState | None,
+        keys: Parts | None,
     ) -> None:
-        """Queries ready for use, and with the state of an indexer the selected rows."""
+        """Queries ready for use, and with the keys of an indexer the selected rows."""
         buffers, place, config = self._buffers, self._place, self._config
         cos, sin = place.rotation(layer.plan.rope)
         rotation = Rotation(cos=cos, sin=sin)
         overlap = self._overlap
-        if state is None or state.keys is None:
+        if keys is None:
             finish_queries(q, q, rotation, config.rms_norm_eps, overlap=overlap)
             return
         shape = (1, config.index_heads, config.index_dim)
         iq = queries[:, layer.queries.columns["iq"]].view(shape)
-        index = IndexQueries(out=iq, raw=iq, is_rounded=state.is_rounded, bad=buffers.bad)
+        index = IndexQueries(out=iq, raw=iq, is_rounded=self._rounds, bad=buffers.bad)
         finish_queries(q, q, rotation, config.rms_norm_eps, index, overlap=overlap)
         ratio, position = layer.plan.ratio, place.position
+        scores = self._scores[:, : keys[0].shape[0]]
         score_keys(
-            self._scores,
+            scores,
             iq,
             made[:, layer.entrance.columns["index_weights"]],
-            state.keys,
+            keys,
             position,
             ratio=ratio,
             topk=config.index_topk,
@@ -280,9 +294,7 @@ class DecodeStep:
             overlap=overlap,
         )
         work, bad = self._select_scratch, buffers.bad
-        select_rows(
-            buffers.selected, self._scores, position, work, bad, ratio=ratio, overlap=overlap
-        )
+        select_rows(buffers.selected, scores, position, work, bad, ratio=ratio, overlap=overlap)
 
     def _experts(self, layer: DeviceLayer, rounded: ByteVector | None) -> None:
         buffers, bank, plan = self._buffers, layer.experts, layer.plan
