@@ -322,6 +322,9 @@ class EngineOptions:
     same; drafting is measured and pauses where it is slower."""
     draft_model: str | Path | None = None
     """File with the MTP block, for a GGUF model without one inside; shipped models find theirs."""
+    dense_model: str | Path | None = None
+    """Beside an expert pack, the file or directory with the rest of the model; None takes the one
+    that the pack's manifest names, or the one beside the pack."""
     verify: bool = False
     """Read every tensor at open and report scales that are NaN or infinite."""
     sigbus_guard: bool = False
@@ -351,6 +354,9 @@ class EngineOptions:
                 _require_whole(name, value, 1, 1 << 50, "1..2^50 bytes")
         _require_whole("checkpoint_bytes", self.checkpoint_bytes, 0, 1 << 50, "0..2^50")
         self._check_draft()
+        if self.dense_model is not None:
+            is_path = _is_of(self.dense_model, (str, Path)) and bool(str(self.dense_model))
+            _require(is_path, "dense_model", "a path", self.dense_model)
         for name in ("pin_threads", "verify", "sigbus_guard"):
             _require(_is_of(getattr(self, name), bool), name, "a bool", getattr(self, name))
 

@@ -235,6 +235,7 @@ typedef struct dsv4_engine_options {
     int64_t ram_bytes;        /* budget; 0: what the machine has */
     int64_t vram_bytes;       /* budget on the device; 0: what is free */
     int64_t checkpoint_bytes; /* for turn checkpoints of a session, 0..2^50, by default 2^30 */
+    const char *dense_model;  /* beside an expert pack, the file with the rest; NULL: what the pack names */
 } dsv4_engine_options;
 
 /* Fill in the defaults. struct_size: sizeof(dsv4_engine_options). The texts live for ever. Example:

@@ -41,8 +41,11 @@ ENGINES: HandleTable[Engine] = HandleTable(1, "engine")
 
 _OPTIONS = "dsv4_engine_options"
 # Members where 0 or NULL stands for the None of the dataclass.
-_OPTIONAL = ("context", "threads", "prefill_chunk", "ram_bytes", "vram_bytes", "draft_model")
-_TEXTS = ("device", "profile", "backend", "dtype", "draft_model")
+_OPTIONAL = (
+    *("context", "threads", "prefill_chunk", "ram_bytes", "vram_bytes"),
+    *("draft_model", "dense_model"),
+)
+_TEXTS = ("device", "profile", "backend", "dtype", "draft_model", "dense_model")
 _FLAGS = ("pin_threads", "verify", "sigbus_guard")
 
 

@@ -49,8 +49,8 @@ class Command:
 MODEL = Flag(
     names=("MODEL",),
     help=(
-        "a GGUF file (any part of a split one), an official checkpoint directory, or the name of a"
-        " shipped model: pocket-v4, random-tiny"
+        "a GGUF file (any part of a split one), an official checkpoint directory, an expert pack,"
+        " or the name of a shipped model: pocket-v4, random-tiny"
     ),
 )
 JSON = Flag(names=("--json",), help="print one JSON document")
@@ -121,7 +121,7 @@ COMMANDS = (
     Command(
         "inspect",
         "what a model file holds; reads the header only",
-        (MODEL, JSON),
+        (MODEL, *_flag("dense_model"), JSON),
         model_commands.inspect,
     ),
     Command(
@@ -133,6 +133,8 @@ COMMANDS = (
             *plan_command.PLAN_FLAGS,
             *_flag("device", "context", "ram_bytes", "vram_bytes", "profile", "dtype"),
             *_flag("prefill_chunk", "draft", "draft_model"),
+            *_flag("context", "ram_bytes", "vram_bytes", "profile", "dtype", "prefill_chunk"),
+            *_flag("draft", "draft_model", "dense_model"),
         ),
         plan_command.plan,
         "Budgets may be those of another machine; its figures are given with --links. A card takes"

@@ -235,6 +235,14 @@ ENGINE_FLAGS = (
         None,
         "file with the MTP block, for a model without one inside",
     ),
+    _option(
+        "--dense",
+        "dense_model",
+        "FILE",
+        None,
+        "beside an expert pack, the file with the rest of the model; if left out, what the pack"
+        " names",
+    ),
     _option("--verify", "verify", None, None, "read every tensor at open and report broken scales"),
 )
 """One flag per field of `EngineOptions`, except those of `CLI_ENGINE_CHOICES`."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def inspect(args: argparse.Namespace, terminal: Terminal) -> int:
     """Prints what the header says; exit status 2 when the file could not run."""
     try:
-        report = edgedsv4.inspect_model(args.model)
+        report = edgedsv4.inspect_model(args.model, dense_model=args.dense_model)
     except FormatError as error:
         if args.json:
             terminal.json({"path": args.model, "problems": list(error.problems)})

@@ -1,4 +1,4 @@
-"""Opens a model of either kind, headers only: a GGUF file or split set, or an official directory.
+"""Opens a model of any kind, headers only: GGUF, official directory, or expert pack with either.
 
 Above this module nobody asks which kind it was, except the weight table that knows the names of
 both.
@@ -14,7 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
-from edgedsv4.errors import FormatError, UnsupportedModelError
+from edgedsv4.errors import ConfigError, FormatError, UnsupportedModelError
+from edgedsv4.formats.expert_pack import ExpertPack, read_expert_pack
+from edgedsv4.formats.expert_pack_header import is_pack
+from edgedsv4.formats.expert_pack_manifest import MANIFEST_SUFFIX, check_manifest
+from edgedsv4.formats.expert_pack_model import attach_experts, locate_dense, locate_pack
 from edgedsv4.formats.faults import quoted
 from edgedsv4.formats.gguf import GgufFile, read_gguf
 from edgedsv4.formats.gguf_metadata import has_drafter
@@ -35,7 +39,6 @@ Kind = Literal["gguf", "official"]
 EncodingHint = Literal["v4", "v4-0731"]
 
 _GGUF_MAGIC: Final = b"GGUF"
-_PACK_MAGIC: Final = b"SGLANG-EXPERTPACK-v1"
 _TEXT_LIMIT_BYTES: Final = 4 << 20
 _SAMPLED_TENSORS: Final = 1024
 _SAMPLE_BYTES: Final = 64
@@ -72,6 +75,10 @@ class Checkpoint:
     """The mappings that the tensors point into."""
     main: Checkpoint | None = None
     """The model alone, where an MTP block of another file was added to it."""
+    pack: ExpertPack | None = None
+    """The expert pack that holds the routed experts, where the model was opened by one."""
+    dense_path: Path | None = None
+    """The file or directory with everything else, beside a pack; None where it is `path`."""
 
     def weights_sha256(self) -> str:
         """Hex digest of samples of the tensor data, by which models of one form are told apart.
@@ -104,27 +111,52 @@ class Checkpoint:
         self.close()
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, *, dense: Path | None = None) -> Checkpoint:
     """Open a model without reading its tensor data.
 
     Args:
-        path: a GGUF file (any part of a split set), or a directory with `config.json` and
-            safetensors files.
+        path: a GGUF file (any part of a split set), a directory with `config.json` and safetensors
+            files, or an expert pack or its manifest.
+        dense: beside a pack, the file or directory with the rest of the model; None takes the one
+            that the manifest names, or one beside the pack.
 
     Raises:
-        FormatError: missing, damaged, of another format, or contradicting itself.
-        UnsupportedModelError: another architecture, an MTP block or drafter by itself, or an expert
-            pack.
+        FormatError: missing, damaged, of another format, or contradicting itself; a pack of another
+            model than `dense`.
+        UnsupportedModelError: another architecture, an MTP block or drafter by itself.
+        ConfigError: `dense` is given, and `path` is no pack.
     """
     path = Path(path)
     try:
-        return _open_kind(path)
+        return _open_kind(path, dense)
     except OSError as error:
         # A name that is too long, a directory that may not be entered.
         raise FormatError(f"cannot be opened: {error.strerror or error}", path=path) from error
 
 
-def _open_kind(path: Path) -> Checkpoint:
+def _open_kind(path: Path, dense: Path | None) -> Checkpoint:
+    if _is_pack(path):
+        return _open_pack(path, dense)
+    if dense is not None:
+        raise ConfigError(
+            f"dense_model goes with an expert pack, but {path} is none; leave it out",
+            name="dense_model",
+        )
+    return _open_whole(path)
+
+
+def _is_pack(path: Path) -> bool:
+    """Whether a path names an expert pack or a manifest."""
+    if path.is_dir():
+        return False
+    if path.name.endswith(MANIFEST_SUFFIX):
+        return True
+    with MappedFile.open(path) as file:
+        return is_pack(file.view(0, min(file.size, 64)).tobytes())
+
+
+def _open_whole(path: Path) -> Checkpoint:
+    """A model that is no pack."""
     if path.is_dir():
         return _open_directory(path)
     with MappedFile.open(path) as file:
@@ -132,6 +164,23 @@ def _open_kind(path: Path) -> Checkpoint:
     if not start.startswith(_GGUF_MAGIC):
         _refuse(path, start)
     return _open_gguf(path)
+
+
+def _open_pack(path: Path, dense: Path | None) -> Checkpoint:
+    place, manifest = locate_pack(path)
+    with ExitStack() as stack:
+        pack = stack.enter_context(read_expert_pack(place))
+        warnings = check_manifest(manifest, pack)
+        rest = locate_dense(place, manifest) if dense is None else Path(dense)
+        if _is_pack(rest):
+            raise FormatError(
+                "is an expert pack too; what goes with one is a GGUF file or an official directory",
+                path=rest,
+            )
+        opened = stack.enter_context(_open_whole(rest))
+        whole = attach_experts(opened, pack, manifest, path)
+        stack.pop_all()
+    return replace(whole, warnings=(*whole.warnings, *warnings))
 
 
 def attach_draft(checkpoint: Checkpoint, path: Path) -> Checkpoint:
@@ -263,12 +312,6 @@ def _open_directory(path: Path) -> Checkpoint:
 
 def _refuse(path: Path, start: bytes) -> NoReturn:
     """Say what a file is that is neither GGUF nor a directory, as far as its first bytes tell."""
-    if start.startswith(_PACK_MAGIC):
-        raise UnsupportedModelError(
-            "expert packs cannot be opened by this version; open the GGUF file or the directory"
-            " that the pack was made from",
-            path=path,
-        )
     if path.suffix == ".safetensors" or path.name in ("config.json", "tokenizer.json"):
         raise FormatError(
             "is one file of an official checkpoint; name its directory instead", path=path

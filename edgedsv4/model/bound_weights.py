@@ -115,7 +115,10 @@ class BoundTensor:
 
 @dataclass(frozen=True, slots=True)
 class BoundExperts:
-    """The routed experts of one layer: one stacked tensor per matrix, or one tensor per expert."""
+    """The routed experts of one layer: one stacked tensor per matrix, or one tensor per expert.
+
+    Take experts by `expert`: the parts of a stack need not follow each other.
+    """
 
     w1: tuple[BoundTensor, ...]
     w3: tuple[BoundTensor, ...]
@@ -137,6 +140,9 @@ def _pick(matrices: tuple[BoundTensor, ...], index: int) -> BoundTensor:
     if len(matrices[0].record.shape) == 2:
         return matrices[index]
     stack = matrices[0]
+    if stack.record.stride:
+        part = stack.record.part(index)
+        return replace(stack, record=part, shape=stack.shape[1:], expert=index)
     stored_rows = stack.record.shape[1]
     return replace(
         stack,

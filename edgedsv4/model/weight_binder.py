@@ -186,7 +186,8 @@ class WeightBinder:
         shape = (dims["num_experts"], *(dims[name] for name in row.dims))
         stack_row = replace(row, dims=("num_experts", *row.dims))
         gguf = Place("", gguf=place.gguf)
-        record = self._find(gguf.names(stack_row))
+        packed = [f"{prefix}ffn.experts.{row.official}" for prefix in place.official]
+        record = self._find(iter([*gguf.names(stack_row), *packed]))
         if record is not None:
             bound = self._bind(record, shape, stack_row)
             return () if bound is None else (bound,)

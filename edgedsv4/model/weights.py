@@ -243,7 +243,7 @@ class RoutedExperts:
 
 
 def _stack(tensors: tuple[BoundTensor, ...], count: int) -> BoundTensor | None:
-    """A stacked tensor as one matrix; None for parts of one, and with separate scales."""
+    """A stacked tensor as one matrix; None for parts of one, with gaps or with scales apart."""
     tensor = tensors[0]
     is_whole = (
         len(tensor.shape) == 3
@@ -251,6 +251,7 @@ def _stack(tensors: tuple[BoundTensor, ...], count: int) -> BoundTensor | None:
         and tensor.stored_columns == tensor.columns
         and tensor.scale is None
         and tensor.tensor_scale is None
+        and not tensor.record.stride
     )
     if not is_whole:
         return None

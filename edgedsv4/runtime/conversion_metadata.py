@@ -170,7 +170,7 @@ def _limits(limits: Sequence[float]) -> MetadataValue:
 
 def _carried(checkpoint: Checkpoint) -> list[MetadataEntry]:
     """What a GGUF source says beside the architecture's own keys."""
-    with read_gguf(checkpoint.path) as file:
+    with read_gguf(checkpoint.dense_path or checkpoint.path) as file:
         return [
             MetadataEntry(key, _owned(value), file.value_types[key])
             for key, value in file.metadata.items()
@@ -185,11 +185,11 @@ def _owned(value: MetadataValue) -> MetadataValue:
 
 def _described(checkpoint: Checkpoint) -> list[MetadataEntry]:
     """What the text files of an official checkpoint say."""
-    name = checkpoint.name
+    name, path = checkpoint.name, checkpoint.dense_path or checkpoint.path
     if checkpoint.encoding_hint == "v4-0731" and _LATER_RELEASE not in name:
         # A GGUF file tells which prompt encoding it needs by its name only.
         name = f"{name}-{_LATER_RELEASE}"
-    sampling = _json_file(checkpoint.path / "generation_config.json")
+    sampling = _json_file(path / "generation_config.json")
     entries = [
         _text("general.type", "model"),
         _text("general.name", name),
@@ -199,12 +199,12 @@ def _described(checkpoint: Checkpoint) -> list[MetadataEntry]:
     if isinstance(checkpoint.tokenizer, Path):
         vocabulary = vocabulary_from_json(checkpoint.tokenizer, checkpoint.config.vocab_size)
         entries += _tokenizer(vocabulary, checkpoint.config)
-        settings = _json_file(checkpoint.path / "tokenizer_config.json")
+        settings = _json_file(path / "tokenizer_config.json")
         for flag in ("add_bos_token", "add_eos_token"):
             value = settings.get(flag)
             if isinstance(value, bool):
                 entries.append(MetadataEntry(f"tokenizer.ggml.{flag}", value, GgufType.BOOL))
-        template = _template(checkpoint.path, settings)
+        template = _template(path, settings)
         if template:
             entries.append(_text("tokenizer.chat_template", template))
     return entries

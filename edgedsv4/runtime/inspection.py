@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgedsv4.config import EngineOptions
 from edgedsv4.errors import ConfigError, FormatError
 from edgedsv4.model.weight_table import WeightLine, weight_report
 from edgedsv4.runtime.host import available_ram_bytes
@@ -22,7 +23,7 @@ from edgedsv4.text.prompt import Prompt, PromptOptions, render_prompt
 from edgedsv4.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from edgedsv4.config import EngineOptions, ModelConfig
+    from edgedsv4.config import ModelConfig
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.text.chat_json import Chat
 
@@ -60,13 +61,15 @@ class Inspection:
 
     path: Path
     kind: str
-    """`gguf` or `official`."""
+    """`gguf` or `official`; of an expert pack, what its other file is."""
     name: str
     variant: str
     """Prompt encoding."""
     identity_sha256: str
     config: ModelConfig
     tokenizer: dict[str, object]
+    dense_path: Path | None
+    """Where an expert pack's other file is; None for models that are no pack."""
     roles: tuple[RoleSummary, ...]
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
@@ -77,6 +80,7 @@ class Inspection:
         facts: dict[str, object] = {
             "file": self.path,
             "kind": self.kind,
+            **({} if self.dense_path is None else {"rest of the model": self.dense_path}),
             "name": self.name,
             "architecture": self.config.architecture,
             "prompt encoding": self.variant,
@@ -94,6 +98,7 @@ class Inspection:
         return {
             "path": str(self.path),
             "kind": self.kind,
+            "dense_path": None if self.dense_path is None else str(self.dense_path),
             "name": self.name,
             "variant": self.variant,
             "identity_sha256": self.identity_sha256,
@@ -123,14 +128,18 @@ class ModelText:
         return render_prompt(chat.messages, variant=self.variant, options=chosen)
 
 
-def inspect_model(model: str | Path) -> Inspection:
+def inspect_model(model: str | Path, *, dense_model: str | Path | None = None) -> Inspection:
     """Reads the header of a model and checks it whole.
+
+    Args:
+        model: path or shipped name.
+        dense_model: as in `EngineOptions`.
 
     Raises:
         FormatError: when the header itself cannot be read; a header that reads well but cannot run
             is an answer, with `problems`.
     """
-    with open_model(model) as checkpoint:
+    with open_model(model, EngineOptions(dense_model=dense_model)) as checkpoint:
         problems: tuple[str, ...] = ()
         try:
             lines = weight_report(checkpoint)
@@ -148,6 +157,7 @@ def inspect_model(model: str | Path) -> Inspection:
             identity_sha256=checkpoint.identity_sha256,
             config=checkpoint.config,
             tokenizer=_tokenizer_facts(checkpoint),
+            dense_path=checkpoint.dense_path,
             roles=tuple(_summaries(lines)),
             warnings=tuple(checkpoint.warnings),
             problems=problems,

@@ -94,15 +94,17 @@ def open_model(model: str | Path, options: EngineOptions = DEFAULT_OPTIONS) -> I
     Args:
         model: path or shipped name.
         options: `draft_model` names a file with the MTP block of another model; with `draft` there
-            has to be a block.
+            has to be a block. `dense_model` goes with an expert pack.
 
     Raises:
-        ConfigError: an empty name, or drafts are asked for and there is no MTP block.
+        ConfigError: an empty name, drafts are asked for and there is no MTP block, or `dense_model`
+            is given and the model is no expert pack.
         FormatError: missing, damaged, of another format, or contradicting itself.
         UnsupportedModelError: an architecture or a kind of file that cannot be run.
     """
     with model_path(model) as path, ExitStack() as files:
-        checkpoint = files.enter_context(open_checkpoint(path))
+        dense = None if options.dense_model is None else Path(options.dense_model)
+        checkpoint = files.enter_context(open_checkpoint(path, dense=dense))
         beside = path.with_name(f"mtp-{path.name}")
         draft = options.draft_model
         if draft is None and str(model) in SHIPPED_MODELS and beside.is_file():

@@ -71,6 +71,7 @@ def test_every_engine_option_is_taken_over(field: dataclasses.Field[Any]) -> Non
         "backend": "reference",
         "dtype": "f64",
         "draft_model": "x.gguf",
+        "dense_model": "y.gguf",
     }
     struct = ffi.new("dsv4_engine_options *", ENGINE[0])
     if field.name == "draft_model":

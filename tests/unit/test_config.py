@@ -24,6 +24,7 @@ RIGHT: dict[str, tuple[object, ...]] = {
     "pin_threads": (True,),
     "verify": (True,),
     "sigbus_guard": (True,),
+    "dense_model": ("4",),
     "logit_bias": ({},),
     "temperature": (1.5,),
     "repetition_penalty": (1.5,),
