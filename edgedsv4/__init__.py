@@ -61,6 +61,13 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.links import mount_of as mount_of
     from edgedsv4.runtime.memory_plan import MemoryPlan as MemoryPlan
     from edgedsv4.runtime.memory_plan import PlanItem as PlanItem
+    from edgedsv4.runtime.pack_build import build_pack as build_pack
+    from edgedsv4.runtime.pack_options import PackOptions as PackOptions
+    from edgedsv4.runtime.pack_options import PackReport as PackReport
+    from edgedsv4.runtime.pack_verify import PackInspection as PackInspection
+    from edgedsv4.runtime.pack_verify import PackVerification as PackVerification
+    from edgedsv4.runtime.pack_verify import inspect_pack as inspect_pack
+    from edgedsv4.runtime.pack_verify import verify_pack as verify_pack
     from edgedsv4.runtime.replies import DoneEvent as DoneEvent
     from edgedsv4.runtime.replies import ReplyStep as ReplyStep
     from edgedsv4.runtime.route_replay import ReplayCounts as ReplayCounts
@@ -198,6 +205,17 @@ _HOME = {
         "MemoryPlan",
         "PlanItem",
     ),
+    "edgedsv4.runtime.pack_build": ("build_pack",),
+    "edgedsv4.runtime.pack_options": (
+        "PackOptions",
+        "PackReport",
+    ),
+    "edgedsv4.runtime.pack_verify": (
+        "PackInspection",
+        "PackVerification",
+        "inspect_pack",
+        "verify_pack",
+    ),
     "edgedsv4.runtime.scoring": (
         "Score",
         "save_all_logits",
@@ -324,6 +342,10 @@ __all__ = [
     "ModelText",
     "NumericError",
     "Outcome",
+    "PackInspection",
+    "PackOptions",
+    "PackReport",
+    "PackVerification",
     "Piece",
     "PlanItem",
     "Prediction",
@@ -364,10 +386,12 @@ __all__ = [
     "ToolCallEvent",
     "UnsupportedModelError",
     "__version__",
+    "build_pack",
     "chat_from_json",
     "compare",
     "convert_model",
     "inspect_model",
+    "inspect_pack",
     "inspect_snapshot",
     "limit_text",
     "measure_links",
@@ -389,4 +413,5 @@ __all__ = [
     "slots_of_share",
     "top_logprobs",
     "write_expert_frequency",
+    "verify_pack",
 ]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from edgedsv4.formats.checkpoint import Checkpoint
+    from edgedsv4.model.bound_weights import BoundWeights
 
 MtpPlace = Literal["separate", "inside", "none"]
 FloatType = Literal["Q8_0", "BF16", "F16", "F32"]
@@ -136,12 +137,7 @@ def convert_model(
         OSError: a file cannot be written for another reason.
     """
     chosen = options or ConvertOptions()
-    fp8 = BLOCK_TYPES[chosen.fp8]
-
-    def rule(_kind: WeightClass, stored: BlockType) -> BlockType:
-        return _kept_type(stored, fp8)
-
-    job = _Job(target, rule, chosen.mtp, chosen.split_max_bytes, {})
+    job = _Job(target, _lossless_rule(chosen.fp8), chosen.mtp, chosen.split_max_bytes, {})
     return _run(source, job, on_progress, should_stop)
 
 
@@ -217,7 +213,7 @@ def _run(
                 raise CancelledError("stopped before the model was complete; nothing was written")
 
         written = stream_gguf(
-            _files(checkpoint, job.target, plan),
+            conversion_files(checkpoint, job.target, plan),
             split_max_bytes=job.split_max_bytes,
             on_bytes=on_bytes,
         )
@@ -235,7 +231,19 @@ def _run(
     )
 
 
-def _files(checkpoint: Checkpoint, target: Path, plan: ConversionPlan) -> list[StreamedFile]:
+def lossless_plan(bound: BoundWeights, *, fp8: FloatType, mtp: MtpPlace) -> ConversionPlan:
+    """What `convert_model` writes of a model; arguments as in `ConvertOptions`."""
+    return plan_conversion(bound, _lossless_rule(fp8), mtp=mtp)
+
+
+def conversion_files(
+    checkpoint: Checkpoint, target: Path, plan: ConversionPlan
+) -> list[StreamedFile]:
+    """The file of a plan, and the one of the MTP block where it gets its own.
+
+    Raises:
+        FormatError: the tokenizer or another text file of the source cannot be used.
+    """
     stem = EXPERT_ROWS[0].gguf
     experts = next(t for t in plan.main if t.name.endswith(f"{stem}.weight"))
     metadata = model_metadata(checkpoint, experts.block_type.name)
@@ -244,6 +252,11 @@ def _files(checkpoint: Checkpoint, target: Path, plan: ConversionPlan) -> list[S
         own = draft_metadata(metadata, checkpoint.config)
         files.append(StreamedFile(target.with_name(f"mtp-{target.name}"), own, plan.draft))
     return files
+
+
+def _lossless_rule(fp8: FloatType) -> TypeRule:
+    """Types as they are stored, or the nearest that GGUF has."""
+    return lambda _kind, stored: _kept_type(stored, BLOCK_TYPES[fp8])
 
 
 def _kept_type(stored: BlockType, fp8: BlockType) -> BlockType:
