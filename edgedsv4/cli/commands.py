@@ -16,6 +16,7 @@ from edgedsv4.cli import (
     machine_commands,
     model_commands,
     plan_command,
+    pack_commands,
     repl,
     run_command,
     score_commands,
@@ -39,6 +40,7 @@ class Command:
     """One command: its words for the user, its arguments and the function that does it."""
 
     name: str
+    """One word, or a group and a word."""
     help: str
     flags: tuple[Flag, ...]
     handler: Callable[[argparse.Namespace, Terminal], int]
@@ -246,6 +248,27 @@ COMMANDS = (
         "TYPE is Q8_0, Q6_K, Q4_K, Q2_K, MXFP4, BF16, F16 or F32; what is not named keeps its own.",
     ),
     Command(
+        "pack build",
+        "the routed experts of a model as an expert pack, for reading them from a disk",
+        pack_commands.BUILD_FLAGS,
+        pack_commands.build,
+        "MXFP4 experts and FP4 ones of official checkpoints make a pack that SGLang reads too. A"
+        " build that was ended in any way goes on with --resume.",
+    ),
+    Command(
+        "pack verify",
+        "an expert pack against all of its digests",
+        pack_commands.VERIFY_FLAGS,
+        pack_commands.verify,
+        "Reads the pack and the file with the rest of the model; exit status 2 when they differ.",
+    ),
+    Command(
+        "pack info",
+        "what an expert pack holds, and what a token reads of it",
+        pack_commands.INFO_FLAGS,
+        pack_commands.info,
+    ),
+    Command(
         "selftest",
         "every kernel once against its reference, and the stored tokens of pocket-v4",
         (*_flag("device"), JSON),
@@ -280,9 +303,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="edgedsv4", description=SUMMARY, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"edgedsv4 {edgedsv4.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    groups = {"": subparsers}
     for command in COMMANDS:
-        sub = subparsers.add_parser(
-            command.name,
+        group, _, name = command.name.rpartition(" ")
+        if group not in groups:
+            groups[group] = _add_group(subparsers, group)
+        sub = groups[group].add_parser(
+            name,
             help=command.help,
             description=f"{sentence(command.help)} {command.note}".replace("%", "%%"),
             allow_abbrev=False,
@@ -291,6 +318,18 @@ def build_parser() -> argparse.ArgumentParser:
             flag.add_to(sub, field_default(flag.field))
         sub.set_defaults(handler=command.handler)
     return parser
+
+
+# What `add_subparsers` returns has no public name.
+def _add_group(
+    subparsers: argparse._SubParsersAction[_Parser], group: str
+) -> argparse._SubParsersAction[_Parser]:
+    """A word that other commands follow."""
+    members = [
+        command.name.split(" ")[1] for command in COMMANDS if command.name.startswith(f"{group} ")
+    ]
+    parser = subparsers.add_parser(group, help=", ".join(members), allow_abbrev=False)
+    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -56,10 +56,11 @@ def test_help_shows_the_default_of_the_record() -> None:
 
 
 def _actions(command: str) -> list[argparse.Action]:
-    (subparsers,) = (
-        a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)
-    )
-    return list(subparsers.choices[command]._actions)
+    parser: argparse.ArgumentParser = build_parser()
+    for word in command.split(" "):
+        (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        parser = subparsers.choices[word]
+    return list(parser._actions)
 
 
 @pytest.mark.parametrize("command", [command.name for command in COMMANDS])
