@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgedsv4.formats.tensor_record import TensorRecord
 
 INVENTORY_SUFFIX: Final = ".inventory.jsonl"
-_MAX_INVENTORY_BYTES: Final = 1 << 26
+_MAX_INVENTORY_BYTES: Final = 1 << 24
 _MAX_LINE_BYTES: Final = 1 << 16
 _PIECE_BYTES: Final = 1 << 24
 

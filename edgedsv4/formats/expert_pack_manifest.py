@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from edgedsv4.formats.expert_pack import ExpertPack
 
 MANIFEST_SUFFIX: Final = ".manifest.json"
-MAX_MANIFEST_BYTES: Final = 1 << 21
+MAX_MANIFEST_BYTES: Final = 1 << 22
+MAX_MANIFEST_VALUES: Final = 1 << 18
+"""Some 13 per tensor of the model; keeps a hostile file below its size and 64 MiB of memory."""
 _DIGEST_TEXT: Final = 64
 
 
@@ -89,10 +91,14 @@ def read_manifest(path: Path) -> PackManifest:
             path=path,
             fault="missing",
         )
-    reader = _Reader(path, read_json_object(path, limit_bytes=MAX_MANIFEST_BYTES))
+    reader = _Reader(path, _values(path))
     manifest = reader.manifest()
     reader.faults.raise_if_any("the manifest of the expert pack cannot be used")
     return manifest
+
+
+def _values(path: Path) -> dict[str, JsonValue]:
+    return read_json_object(path, limit_bytes=MAX_MANIFEST_BYTES, limit_values=MAX_MANIFEST_VALUES)
 
 
 def check_manifest(manifest: PackManifest, pack: ExpertPack) -> tuple[str, ...]:

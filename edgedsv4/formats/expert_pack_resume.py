@@ -24,7 +24,9 @@ from edgedsv4.formats.strict_json import JsonValue, read_json_object
 
 CHECKPOINT_SUFFIX: Final = ".checkpoint.json"
 _VERSION: Final = 1
-_MAX_CHECKPOINT_BYTES: Final = 1 << 28
+# Most bytes and values that one entry takes, and that everything else takes.
+_ENTRY_TEXT_BYTES, _ENTRY_VALUES = 2048, 40
+_REST_TEXT_BYTES, _REST_VALUES = 1 << 16, 1 << 12
 _DIGESTS: Final = ("source_tensor_sha256", "source_slice_sha256", "checksum")
 _INDENT: Final = "    "
 
@@ -87,10 +89,10 @@ def write_json(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        if error.filename is None:
+        if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
     sync_folder(path.parent)
@@ -138,7 +140,12 @@ def read_checkpoint(path: Path, identity: BuildIdentity) -> BuildProgress:
     Raises:
         FormatError: damaged, or of a build that differs in source, configuration or program.
     """
-    values = read_json_object(path, limit_bytes=_MAX_CHECKPOINT_BYTES)
+    count = identity.header.index_count
+    values = read_json_object(
+        path,
+        limit_bytes=_REST_TEXT_BYTES + count * _ENTRY_TEXT_BYTES,
+        limit_values=_REST_VALUES + count * _ENTRY_VALUES,
+    )
     faults = FaultList(path)
     wanted = identity.digests() | {
         "format": f"{FORMATS[identity.header.version]}-checkpoint",

@@ -43,6 +43,12 @@ _READ_BYTES: Final = 1 << 24
 Bytes = npt.NDArray[np.uint8]
 
 
+def checkpoint_path(target: Path) -> Path:
+    """The checkpoint of a pack that is written."""
+    final = Path(os.path.realpath(target))
+    return final.with_name(final.name + CHECKPOINT_SUFFIX)
+
+
 def require_space(target: Path, needed_bytes: int, margin_bytes: int) -> None:
     """Raise unless the disk of a file to write has room for so much more, and a margin.
 
@@ -97,7 +103,7 @@ class PackWriter:
         """
         self.target = Path(os.path.realpath(target))
         self.partial = self.target.with_name(self.target.name + PARTIAL_SUFFIX)
-        self.checkpoint = self.target.with_name(self.target.name + CHECKPOINT_SUFFIX)
+        self.checkpoint = checkpoint_path(target)
         self._identity, self._layout = identity, layout
         self.progress = BuildProgress(identity.started_at, layout.data_start)
         self.is_named = False

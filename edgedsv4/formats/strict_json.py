@@ -14,12 +14,16 @@ JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "Jso
 _MAX_DIGITS = 40
 
 
-def read_json_object(path: Path, *, limit_bytes: int) -> dict[str, JsonValue]:
+def read_json_object(
+    path: Path, *, limit_bytes: int, limit_values: int | None = None
+) -> dict[str, JsonValue]:
     """Read a JSON file that must hold one object.
 
     Args:
         path: a regular file.
         limit_bytes: a larger file is refused before it is parsed.
+        limit_values: so are more lists, objects and members than this in all: each may take a
+            hundred times the memory of its bytes.
 
     Raises:
         FormatError: unreadable, too large, not UTF-8, not JSON, not an object, with a name twice,
@@ -32,7 +36,11 @@ def read_json_object(path: Path, *, limit_bytes: int) -> dict[str, JsonValue]:
     if size > limit_bytes:
         raise FormatError(f"{size:,} bytes, expected at most {limit_bytes:,}", path=path)
     try:
-        return parse_json_object(path.read_bytes())
+        data = path.read_bytes()
+        values = data.count(b"[") + data.count(b"{") + data.count(b",")
+        if limit_values is not None and values > limit_values:
+            raise ValueError(f"holds more than {limit_values:,} values")
+        return parse_json_object(data)
     except OSError as error:
         raise FormatError(f"cannot be read: {error}", path=path) from error
     except ValueError as error:

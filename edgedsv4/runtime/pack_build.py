@@ -40,7 +40,7 @@ from edgedsv4.formats.expert_pack_manifest import check_manifest, manifest_path,
 from edgedsv4.formats.expert_pack_model import is_routed
 from edgedsv4.formats.expert_pack_resume import BuildIdentity, json_text, write_json
 from edgedsv4.formats.expert_pack_trailer import ExpertFrequency, parse_frequency, trailer_bytes
-from edgedsv4.formats.expert_pack_write import PackWriter, require_space
+from edgedsv4.formats.expert_pack_write import PackWriter, checkpoint_path, require_space
 from edgedsv4.formats.gguf import read_gguf
 from edgedsv4.formats.strict_json import read_json_object
 from edgedsv4.model.weight_table import bind_weights
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from edgedsv4.formats.tensor_record import TensorRecord
     from edgedsv4.model.bound_weights import BoundWeights
 
-_MAX_FREQUENCY_BYTES: Final = 1 << 25
+_MAX_FREQUENCY_BYTES: Final = 1 << 22
+_MAX_FREQUENCY_VALUES: Final = 1 << 18
 _TOOL_MODULES: Final = (
     "formats/expert_pack_header.py",
     "formats/expert_pack_index.py",
@@ -199,7 +200,9 @@ class _Build:
                 "frequency goes into version 2 packs only, and MXFP4 experts make version 1; keep"
                 f" {path} as it is and name it when the model is opened"
             )
-        values = read_json_object(path, limit_bytes=_MAX_FREQUENCY_BYTES)
+        values = read_json_object(
+            path, limit_bytes=_MAX_FREQUENCY_BYTES, limit_values=_MAX_FREQUENCY_VALUES
+        )
         config = source.config
         try:
             return parse_frequency(values, config.num_layers, config.num_experts)
@@ -207,9 +210,16 @@ class _Build:
             raise FormatError(str(error), path=path) from error
 
     def _dense(self, bound: BoundWeights) -> Path | None:
-        """Write the companion, unless an earlier start of this build did."""
+        """Write the companion, unless an earlier start of this build did.
+
+        That of an official source is part of the digests, so a build that goes on would notice
+        another one. That of a GGUF source is not, and is written anew.
+        """
         path = self._options.dense_out
-        if path is None or (self._options.resume and path.exists()):
+        if path is None:
+            return None
+        is_started = self._options.resume and checkpoint_path(self._target).exists()
+        if is_started and path.exists() and self._checkpoint.kind == "official":
             return path
         write_dense(
             self._checkpoint,
@@ -298,8 +308,12 @@ class _Build:
         records: tuple[TensorRecord, ...],
         path: Path,
     ) -> Inventory:
-        """Digests of the source, from an earlier start of this build if it got so far."""
-        if self._options.resume and path.exists():
+        """Digests of the source, from an earlier start of this build if it got so far.
+
+        A companion is small and may be another one by now: it is always read.
+        """
+        is_own = facts.path == self._checkpoint.path.resolve()
+        if self._options.resume and is_own and path.exists():
             found = read_inventory(path, facts)
             if found.tensors.keys() == {record.name for record in records}:
                 return found

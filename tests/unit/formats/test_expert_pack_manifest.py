@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,37 @@ def test_manifest_that_is_not_json_is_refused(tmp_path: Path, text: str) -> None
     manifest_path(path).write_bytes(text.encode("utf-8", errors="surrogateescape"))
     with pytest.raises(FormatError):
         checked(path)
+
+
+def test_manifest_of_many_small_values_takes_no_memory(tmp_path: Path) -> None:
+    path = SmallPack().write(tmp_path / "x")
+    manifest_path(path).write_bytes(b'{"a": [' + b"[]," * 1_300_000 + b"[]]}")
+    size = manifest_path(path).stat().st_size
+    assert size < MAX_MANIFEST_BYTES
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match="more than 262,144 values"):
+            read_manifest(manifest_path(path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < size + (64 << 20)
+
+
+def test_largest_manifest_that_is_parsed_stays_in_bounds(tmp_path: Path) -> None:
+    path = SmallPack().write(tmp_path / "x")
+    text = '{"\U0001f315": [' + ",".join(["{}"] * 131_000) + "]}"
+    manifest_path(path).write_text(text + " " * 3_000_000, encoding="utf-8")
+    size = manifest_path(path).stat().st_size
+    assert 3_000_000 < size < MAX_MANIFEST_BYTES
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match="faults"):
+            read_manifest(manifest_path(path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < size + (64 << 20)
 
 
 def test_huge_manifest_is_refused_before_it_is_read(tmp_path: Path) -> None:

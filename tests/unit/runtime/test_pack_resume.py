@@ -210,6 +210,33 @@ def test_official_source_with_a_companion_goes_on_too(tmp_path: Path) -> None:
     assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
 
 
+def test_stale_companion_is_not_taken_for_that_of_the_source(tmp_path: Path) -> None:
+    official = write_official(tmp_path / "official")
+    write_pack(official, tmp_path / "a", dense_out=tmp_path / "a.gguf")
+    stale = tmp_path / "b.gguf"
+    write_pack(write_official(tmp_path / "other", seed=6), tmp_path / "o", dense_out=stale)
+    write_pack(official, tmp_path / "b", resume=True, dense_out=stale)
+    assert stale.read_bytes() == (tmp_path / "a.gguf").read_bytes()
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+
+
+def test_companion_that_changed_ends_a_build_that_goes_on(tmp_path: Path) -> None:
+    official = write_official(tmp_path / "official")
+    dense, checkpoint = tmp_path / "b.gguf", tmp_path / "b.checkpoint.json"
+    with pytest.raises(CancelledError):
+        build_pack(
+            official,
+            tmp_path / "b",
+            PackOptions(safety_margin_bytes=0, dense_out=dense),
+            should_stop=lambda: checkpoint.exists() and '"layer": 0' in checkpoint.read_text(),
+        )
+    content = bytearray(dense.read_bytes())
+    content[-1] ^= 1
+    dense.write_bytes(content)
+    with pytest.raises(FormatError, match="belongs to another build"):
+        write_pack(official, tmp_path / "b", resume=True, dense_out=dense)
+
+
 def test_resume_without_an_unfinished_build_starts_one(
     model: Path, whole: bytes, tmp_path: Path
 ) -> None:
