@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -56,6 +57,8 @@ class Inventory:
     """(name, size, hex digest) of each file, where there are several."""
     tensors: dict[str, str]
     """Tensor name -> hex digest of its bytes."""
+    is_stored: bool = False
+    """Taken from a file, so that the source may have changed since."""
 
 
 def take_inventory(
@@ -71,9 +74,11 @@ def take_inventory(
         own[record.file].append(record)
     tensors: dict[str, str] = {}
     digests: list[str] = []
-    for file in files:
-        digests.append(_hash_file(file, own[file], tensors, told))
-        file.check_unchanged()
+    # Both digests of a piece at once: hashing is what takes the time, and lets other threads run.
+    with ThreadPoolExecutor(1) as other:
+        for file in files:
+            digests.append(_hash_file(file, own[file], tensors, (other, told)))
+            file.check_unchanged()
     if len(files) == 1:
         return Inventory(facts, bytes.fromhex(digests[0]), (), tensors)
     parts = tuple(
@@ -84,18 +89,24 @@ def take_inventory(
 
 
 def _hash_file(
-    file: MappedFile, records: list[TensorRecord], tensors: dict[str, str], told: OnBytes
+    file: MappedFile,
+    records: list[TensorRecord],
+    tensors: dict[str, str],
+    means: tuple[ThreadPoolExecutor, OnBytes],
 ) -> str:
     """Digest of one file; those of its tensors are added to `tensors`."""
     whole = hashlib.sha256()
     at = 0
+    other, told = means
 
-    def take(stop: int, *others: hashlib._Hash) -> None:
+    def take(stop: int, own: hashlib._Hash | None = None) -> None:
         nonlocal at
         while at < stop:
             piece = file.view(at, min(_PIECE_BYTES, stop - at))
-            for digest in (whole, *others):
-                digest.update(piece.data)
+            done = other.submit(whole.update, piece.data)
+            if own is not None:
+                own.update(piece.data)
+            done.result()
             at += piece.nbytes
             told(piece.nbytes)
 
@@ -220,4 +231,4 @@ def _checked(
     sha256 = bytes.fromhex(str(source["source_sha256"]))
     if len(sha256) != hashlib.sha256().digest_size:
         raise ValueError("source_sha256 is no SHA-256")
-    return Inventory(facts, sha256, tuple(parts), tensors)
+    return Inventory(facts, sha256, tuple(parts), tensors, is_stored=True)

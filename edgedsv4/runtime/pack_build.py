@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -334,11 +335,12 @@ class _Build:
         first, last = len(writer.progress.layers), facts.header.num_layers
         sizes = [facts.header.num_experts * layer.payload_bytes for layer in facts.layout.layers]
         told = self._steps.counting("writing experts", sum(sizes), sum(sizes[:first]))
-        for layer in range(first, last):
-            digests = LayerDigests()
-            writer.write_layer(_objects(facts, layer, digests, told))
-            _compare_stacks(facts, layer, digests)
-            writer.end_layer(digests.entries(facts, layer))
+        with ThreadPoolExecutor(1) as other:
+            for layer in range(first, last):
+                digests = LayerDigests(facts, layer)
+                writer.write_layer(_objects(facts, layer, digests, (other, told)))
+                digests.check()
+                writer.end_layer(digests.entries())
 
     def _check(self, writer: PackWriter, facts: BuildFacts, resumed: int, size: int) -> str:
         """Read the pack back: its digest, and layers of an earlier start against their entries."""
@@ -406,34 +408,28 @@ def _layout(source: PackSource, header: PackHeader) -> PackLayout:
 
 
 def _objects(
-    facts: BuildFacts, layer: int, digests: LayerDigests, told: Callable[[int], None]
+    facts: BuildFacts,
+    layer: int,
+    digests: LayerDigests,
+    means: tuple[ThreadPoolExecutor, Callable[[int], None]],
 ) -> Iterator[list[Iterator[Bytes]]]:
-    """The experts of a layer in pieces, hashed on their way."""
+    """The experts of a layer in pieces, hashed by another thread while they are written."""
+    other, told = means
 
     def hashed(expert: int, role: int) -> Iterator[Bytes]:
-        own = hashlib.sha256()
+        own, stack = [hashlib.sha256()], digests.stacks[role]
+        if stack is not None:
+            own.append(stack)
         for piece in facts.source.pieces(layer, expert, role):
-            own.update(piece.data)
-            digests.stacks[role].update(piece.data)
+            done = [other.submit(digest.update, piece.data) for digest in own]
             yield piece
+            for update in done:
+                update.result()
             told(piece.nbytes)
-        digests.slices[expert, role] = own.digest()
+        digests.slices[expert, role] = own[0].digest()
 
     for expert in range(facts.header.num_experts):
         yield [hashed(expert, role) for role in range(len(ROLES))]
-
-
-def _compare_stacks(facts: BuildFacts, layer: int, digests: LayerDigests) -> None:
-    """What was packed must be what was hashed, or the inventory is of another file."""
-    for role, stack in enumerate(facts.source.roles[layer]):
-        expected = facts.inventory.tensors.get(stack.name)
-        if expected is not None and digests.stacks[role].hexdigest() != expected:
-            raise FormatError(
-                f"tensor {stack.name} does not have the digest in {facts.inventory_path.name}:"
-                " the source changed since; delete that file and the unfinished pack",
-                path=facts.inventory.facts.path,
-                fault="checksum",
-            )
 
 
 def _config_bytes(checkpoint: Checkpoint) -> bytes:

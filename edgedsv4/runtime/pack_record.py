@@ -6,12 +6,13 @@ import hashlib
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from edgedsv4.errors import FormatError
 from edgedsv4.formats.expert_pack_header import FORMATS, ROLES, PackHeader, generation
 from edgedsv4.formats.expert_pack_index import TRANSFORM, Entries, make_entry
 from edgedsv4.formats.expert_pack_inventory import rows_sha256, tensor_rows
@@ -49,47 +50,74 @@ class BuildFacts:
     """Of this program."""
 
 
-@dataclass(slots=True)
 class LayerDigests:
-    """Digests of one layer while it is written."""
+    """Digests of one layer while it is written.
 
-    slices: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    """(expert, role) -> digest."""
-    stacks: list[hashlib._Hash] = field(default_factory=lambda: [hashlib.sha256() for _ in ROLES])
-    """Of all experts of a role, one after the other."""
+    A stack that was hashed in the same run need not be hashed again: its file is watched. One whose
+    digest comes from an inventory of an earlier run is, and so is one that no file holds as such.
 
-    def entries(self, facts: BuildFacts, layer: int) -> Entries:
+    Attributes:
+        slices: (expert, role) -> digest.
+        stacks: per role, of all experts one after the other; None where it is known.
+    """
+
+    def __init__(self, facts: BuildFacts, layer: int) -> None:
+        self._facts, self._layer = facts, layer
+        self._known = [facts.inventory.tensors.get(role.name) for role in facts.source.roles[layer]]
+        self.slices: dict[tuple[int, int], bytes] = {}
+        self.stacks = [
+            None if known is not None and not facts.inventory.is_stored else hashlib.sha256()
+            for known in self._known
+        ]
+
+    def check(self) -> None:
+        """Compare what was packed with what the inventory says.
+
+        Raises:
+            FormatError: the inventory is of another file.
+        """
+        roles = self._facts.source.roles[self._layer]
+        for role, stack, known in zip(roles, self.stacks, self._known, strict=True):
+            if known is not None and stack is not None and stack.hexdigest() != known:
+                raise FormatError(
+                    f"tensor {role.name} does not have the digest in"
+                    f" {self._facts.inventory_path.name}: the source changed since; delete that"
+                    " file and the unfinished pack",
+                    path=self._facts.inventory.facts.path,
+                    fault="checksum",
+                )
+
+    def entries(self) -> Entries:
         """The index entries of the layer, once all of it was hashed."""
+        header = self._facts.header
         found: list[Entries] = []
-        for expert in range(facts.header.num_experts):
-            number = generation(
-                facts.header.model_identity, facts.header.source_sha256, layer, expert
-            )
-            roles = range(len(ROLES))
-            found += [self._entry(facts, (layer, expert, role), number) for role in roles]
+        for expert in range(header.num_experts):
+            number = generation(header.model_identity, header.source_sha256, self._layer, expert)
+            found += [self._entry(expert, role, number) for role in range(len(ROLES))]
         return np.concatenate(found)
 
-    def _entry(self, facts: BuildFacts, key: tuple[int, int, int], number: int) -> Entries:
-        layer, expert, role = key
-        stack = facts.source.roles[layer][role]
+    def _entry(self, expert: int, role: int, number: int) -> Entries:
+        facts, layer = self._facts, self._layer
+        source = facts.source.roles[layer][role]
         offset, nbytes = facts.layout.layers[layer].place(expert, role)
-        own = self.slices[expert, role]
+        own, stack = self.slices[expert, role], self.stacks[role]
+        known = bytes.fromhex(self._known[role] or "") if stack is None else stack.digest()
         return make_entry(
-            key,
-            stack.block_type,
+            (layer, expert, role),
+            source.block_type,
             facts.source.shape.dims(role),
-            (stack.name, TRANSFORM),
+            (source.name, TRANSFORM),
             {
-                "source_tensor_offset": stack.offset,
-                "source_tensor_nbytes": stack.nbytes * facts.header.num_experts,
-                "source_slice_offset": stack.offset + expert * stack.nbytes,
+                "source_tensor_offset": source.offset,
+                "source_tensor_nbytes": source.nbytes * facts.header.num_experts,
+                "source_slice_offset": source.offset + expert * source.nbytes,
                 "source_slice_nbytes": nbytes,
                 "pack_offset": offset,
                 "pack_nbytes": nbytes,
                 "generation": number,
             },
             {
-                "source_tensor_sha256": self.stacks[role].digest(),
+                "source_tensor_sha256": known,
                 "source_slice_sha256": own,
                 "checksum": own,
             },
