@@ -218,6 +218,11 @@ def notes_of(
     # What follows is no reason to warn: it is what was asked for.
     shipped = SHIPPED_MODELS.get(str(model))
     facts = [] if shipped is None else [shipped.note]
+    if checkpoint.pack is not None:
+        facts.append(
+            f"the routed experts come from {checkpoint.pack.path}, everything else from"
+            f" {checkpoint.dense_path}"
+        )
     if options.draft:
         facts.append(f"the MTP block drafts up to {options.draft} tokens ahead")
     elif checkpoint.config.num_draft_layers:

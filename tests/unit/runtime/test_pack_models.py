@@ -102,6 +102,12 @@ def test_logits_are_those_of_the_gguf_file(folder: Path, backend: Any) -> None:
     np.testing.assert_array_equal(logits(folder / "a.pack", backend=backend), plain)
 
 
+def test_engine_says_where_the_parts_come_from(folder: Path) -> None:
+    with Engine.open(folder / "a.pack", EngineOptions(device="cpu", context=64)) as engine:
+        notes = engine.describe()["notes"]
+    assert f"experts come from {folder / 'a.pack'}, everything else from" in str(notes)
+
+
 def test_greedy_tokens_are_those_of_the_gguf_file(folder: Path) -> None:
     assert greedy_ids(folder / "a.pack") == greedy_ids(folder / "a.gguf")
 
