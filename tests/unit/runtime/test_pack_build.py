@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from changed_files import change_official
+from changed_files import GgufTensors, change_gguf, change_official
 from pack_models import CONFIG, NO_MARGIN, mixed_types, write_model, write_official, write_pack
 
 from edgedsv4.errors import ConfigError, FormatError, UnsupportedModelError
@@ -21,6 +21,7 @@ from edgedsv4.formats.expert_pack_index import field_text
 from edgedsv4.formats.expert_pack_inventory import rows_sha256
 from edgedsv4.formats.expert_pack_manifest import manifest_path, read_manifest
 from edgedsv4.formats.gguf import read_gguf
+from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime.convert import ConvertOptions, QuantizeOptions, convert_model, quantize_model
 from edgedsv4.runtime.pack_build import build_pack
 from edgedsv4.runtime.pack_options import PackOptions
@@ -177,6 +178,30 @@ def test_split_set_is_packed_with_the_digests_of_all_parts(tmp_path: Path, folde
     assert values["source"]["sha256"] == hashlib.sha256(lines.encode()).hexdigest()
     with read_expert_pack(tmp_path / "s.pack") as pack:
         assert_payload_is_that_of(pack, folder / "a.gguf")
+
+
+def fuse_gate_and_up(tensors: GgufTensors) -> None:
+    """One stack with the rows of both matrices, as some converters write it."""
+    for layer in range(CONFIG.num_layers):
+        (shape, kind, gate), (_, _, up) = (
+            tensors.pop(f"blk.{layer}.ffn_{name}_exps.weight") for name in ("gate", "up")
+        )
+        count, rows, columns = shape
+        parts = [half.reshape(count, -1) for half in (gate, up)]
+        fused = np.ascontiguousarray(np.concatenate(parts, axis=1))
+        name = f"blk.{layer}.ffn_gate_up_exps.weight"
+        tensors[name] = (count, 2 * rows, columns), kind, fused
+
+
+def test_matrices_stored_as_one_are_packed_apart(tmp_path: Path, folder: Path) -> None:
+    model = change_gguf(folder / "a.gguf", tmp_path / "m.gguf", fuse_gate_and_up)
+    write_pack(model, tmp_path / "x")
+    with read_expert_pack(tmp_path / "x") as pack:
+        assert_payload_is_that_of(pack, folder / "a.gguf")
+        assert pack.entries["source_tensor_offset"][0] == 0
+    with open_model(tmp_path / "x") as checkpoint:
+        assert "blk.0.ffn_gate_up_exps.weight" not in checkpoint.tensors
+        assert bind_weights(checkpoint).warnings == ()
 
 
 def test_experts_of_an_mtp_block_stay_outside(tmp_path: Path) -> None:
