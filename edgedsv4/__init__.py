@@ -412,6 +412,6 @@ __all__ = [
     "score_text",
     "slots_of_share",
     "top_logprobs",
-    "write_expert_frequency",
     "verify_pack",
+    "write_expert_frequency",
 ]

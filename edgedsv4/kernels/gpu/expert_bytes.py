@@ -41,8 +41,9 @@ class ByteTile:
     warps: int
 
 
-GATE_UP = ByteTile(8, 4)
-DOWN = ByteTile(8, 2)
+# By type, measured on an H200; more rows per warp would not fit into registers.
+GATE_UP = {"IQ2_XXS": ByteTile(8, 4), "Q2_K": ByteTile(8, 8)}
+DOWN = {"IQ2_XXS": ByteTile(8, 4), "Q2_K": ByteTile(8, 2)}
 _LANES = 32
 
 
@@ -72,7 +73,6 @@ def gate_up_bytes(
     Raises:
         ShapeError: if the shapes or the orders of the vectors do not fit.
     """
-    tile = tile or GATE_UP
     w1, w3 = gate_up
     fits = h.columns == len(slots) * width and width % GROUP == 0 and w1.rows % width == 0
     is_pair = w1.type == w3.type and w1.rows == w3.rows and w1.cols == w3.cols
@@ -81,6 +81,7 @@ def gate_up_bytes(
             f"gate_up_bytes: h {h.columns}, x {x.columns} {x.order}, {len(slots)} slots of {width},"
             f" banks {w1.type} [{w1.rows}, {w1.cols}], {w3.type} [{w3.rows}, {w3.cols}]"
         )
+    tile = tile or GATE_UP[w1.type]
     a0, a1, a2, table = byte_planes(w1)
     b0, b1, b2, _ = byte_planes(w3)
     launch(
@@ -123,7 +124,6 @@ def down_bytes(
     Raises:
         ShapeError: if the shapes or the order of the vector do not fit.
     """
-    tile = tile or DOWN
     rows, chosen = out.numel(), len(slots)
     fits = h.columns == chosen * down.cols and weights.shape == slots.shape
     if not (fits and chosen and down.rows % rows == 0 and h.order == BYTE_ORDERS[down.type]):
@@ -132,6 +132,7 @@ def down_bytes(
             f" {list(slots.shape)}, weights {list(weights.shape)}, bank {down.type}"
             f" [{down.rows}, {down.cols}]"
         )
+    tile = tile or DOWN[down.type]
     p0, p1, p2, table = byte_planes(down)
     launch(
         _down_kernel,
