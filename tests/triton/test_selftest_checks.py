@@ -13,7 +13,7 @@ from edgedsv4.runtime.selftest.gpu_rows import row_checks
 from edgedsv4.runtime.selftest.gpu_steps import step_checks
 
 PLACE = torch.device(DEVICE)
-CHECKS = [*product_checks(PLACE), *row_checks(PLACE, ""), *step_checks(PLACE)]
+CHECKS = [*product_checks(PLACE, "sm_90"), *row_checks(PLACE, ""), *step_checks(PLACE)]
 # The decoders of the other types take minutes in the interpreter and have tests of their own.
 QUICK_TYPES = ("BF16", "Q8_0")
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 def gpu_checks(device: torch.device) -> Iterator[Check]:
     """None for a CPU."""
     if device.type != "cpu":
-        yield from product_checks(device)
-        yield from row_checks(device, gpu_of(device).family)
+        family = gpu_of(device).family
+        yield from product_checks(device, family)
+        yield from row_checks(device, family)
         yield from step_checks(device)
 
 

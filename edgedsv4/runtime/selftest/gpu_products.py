@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from edgedsv4.formats.block_types import BLOCK_TYPES
+from edgedsv4.kernels.gpu.byte_products import BYTE_ORDERS
+from edgedsv4.kernels.gpu.byte_vector import GROUP, empty_bytes, to_bytes
+from edgedsv4.kernels.gpu.expert_bytes import down_bytes, gate_up_bytes
 from edgedsv4.kernels.gpu.expert_matmul import expert_ffn_chunk, expert_scratch
 from edgedsv4.kernels.gpu.expert_vec import expert_down, expert_gate_up
 from edgedsv4.kernels.gpu.gather_rows import dequantize as decode_rows
 from edgedsv4.kernels.gpu.gather_rows import embed_streams
 from edgedsv4.kernels.gpu.matmul import matmul, matmul_scratch_bytes
 from edgedsv4.kernels.gpu.matvec import matvec
+from edgedsv4.kernels.gpu.nvidia import has_byte_products
 from edgedsv4.kernels.gpu.planes import (
     SUPPORTED,
     DeviceMatrix,
@@ -33,7 +37,7 @@ _HIDDEN, _WIDTH, _SLOTS, _CHOSEN = 256, 256, 3, 2
 _ROUTED, _SHARED = (1.5, 9.0)
 
 
-def product_checks(device: torch.device) -> Iterator[Check]:
+def product_checks(device: torch.device, family: str) -> Iterator[Check]:
     """One check per type of weights, then what is made of several matrices."""
     for seed, name in enumerate(sorted(SUPPORTED)):
         weight = random_matrix(BLOCK_TYPES[name], ROWS, COLUMNS, seed)
@@ -43,6 +47,9 @@ def product_checks(device: torch.device) -> Iterator[Check]:
     yield _check("embedding", partial(_embed, device), _embedded, limit=0)
     yield _check("products in bfloat16", partial(_rounded, device), _rounded_right, BF16_LIMIT)
     yield _check("experts of a token", partial(_token, device), _token_right)
+    if has_byte_products(family):
+        compute = partial(_token_bytes, device)
+        yield _check("experts of a token, as bytes", compute, _token_bytes_right, BF16_LIMIT)
     for is_precise, limit in ((True, LIMIT), (False, BF16_LIMIT)):
         label = "float32" if is_precise else "float16"
         chunk = partial(_chunk, device, is_precise)
@@ -206,6 +213,36 @@ def _token_right() -> list[Tensor]:
     parts = zip(weights.double(), w2, hidden, strict=False)
     out = s2 @ hidden[-1] + sum(factor * (w @ h) for factor, w, h in parts)
     return [torch.cat(hidden), out[None]]
+
+
+def _token_bytes(device: torch.device) -> list[Tensor]:
+    x, slots, weights = (part.to(device) for part in _token_inputs())
+    w1, w3, w2 = _Experts().banks(device)
+    rounded = empty_bytes(_HIDDEN, BYTE_ORDERS[w1.type], device)
+    h = empty_bytes(_CHOSEN * _WIDTH, BYTE_ORDERS[w2.type], device)
+    out = unset(device, 1, _HIDDEN)
+    to_bytes(rounded, x)
+    gate_up_bytes(h, rounded, slots, (w1, w3), _ROUTED, width=_WIDTH)
+    down_bytes(out, h, slots, weights, w2)
+    return [out]
+
+
+def _token_bytes_right() -> list[Tensor]:
+    """A hidden value that lies between two bytes may be rounded either way."""
+    experts = _Experts()
+    x, slots, weights = _token_inputs()
+    w1, w3, w2 = ([_wide(matrices[slot]) for slot in slots.tolist()] for matrices in experts.routed)
+    row, out = _in_bytes(x[0]), torch.zeros(1, _HIDDEN, dtype=torch.float64)
+    for factor, gate, up, down in zip(weights.double(), w1, w3, w2, strict=True):
+        out += factor * (down @ _in_bytes(swiglu_reference(gate @ row, up @ row, _ROUTED)))
+    return [out]
+
+
+def _in_bytes(x: Tensor) -> Tensor:
+    """Rounded to multiples of a 127th of the largest value of each group of 32, float64."""
+    groups = x.double().view(-1, GROUP)
+    scale = groups.abs().amax(1, keepdim=True) / 127.0
+    return (torch.round(groups / scale) * scale).flatten()
 
 
 def _chunk_inputs() -> tuple[Tensor, Tensor, Tensor]:

@@ -129,7 +129,8 @@ def _route_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _route(device: torch.device) -> list[Tensor]:
     logits, bias, table, token_ids = (part.to(device) for part in _route_inputs())
     results = []
-    for given in ({}, {"table": table, "token_ids": token_ids}):
+    hashed: dict[str, Any] = {"table": table, "token_ids": token_ids}
+    for given in ({}, hashed):
         ids = torch.full((9, _CHOSEN), -7, dtype=torch.int32, device=device)
         weights = unset(device, 9, _CHOSEN)
         route(ids, weights, logits, None if given else bias, scale=_SCALE, **given)

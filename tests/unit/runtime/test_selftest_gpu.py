@@ -50,7 +50,7 @@ def test_every_check_of_kernels_runs_on_the_card(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(gpu, name, checks)
     names = [result.name for result in run_selftest("cuda")]
     assert names == ["check 1 (triton)", "check 2 (triton)", "check 3 (triton)"]
-    assert seen == [(CUDA,), (CUDA, "sm_90"), (CUDA,)]
+    assert seen == [(CUDA, "sm_90"), (CUDA, "sm_90"), (CUDA,)]
 
 
 def test_a_card_without_kernels_is_announced(
