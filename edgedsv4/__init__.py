@@ -88,8 +88,8 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.stats import DraftStats as DraftStats
     from edgedsv4.runtime.stats import StepStats as StepStats
     from edgedsv4.runtime.stats import SyncReport as SyncReport
-    from edgedsv4.runtime.synthetic_bench import SyntheticOptions as SyntheticOptions
     from edgedsv4.runtime.synthetic_bench import measure_synthetic as measure_synthetic
+    from edgedsv4.runtime.synthetic_options import SyntheticOptions as SyntheticOptions
     from edgedsv4.runtime.synthetic_report import KernelTime as KernelTime
     from edgedsv4.runtime.synthetic_report import SyntheticReading as SyntheticReading
     from edgedsv4.runtime.synthetic_report import SyntheticReport as SyntheticReport
@@ -242,10 +242,8 @@ _HOME = {
         "StepStats",
         "SyncReport",
     ),
-    "edgedsv4.runtime.synthetic_bench": (
-        "SyntheticOptions",
-        "measure_synthetic",
-    ),
+    "edgedsv4.runtime.synthetic_bench": ("measure_synthetic",),
+    "edgedsv4.runtime.synthetic_options": ("SyntheticOptions",),
     "edgedsv4.runtime.synthetic_report": (
         "KernelTime",
         "SyntheticReading",

@@ -18,6 +18,7 @@ Profile = Literal["exact", "default"]
 Backend = Literal["auto", "reference", "native", "triton"]
 Dtype = Literal["f32", "f64", "bf16"]
 ReplayPolicy = Literal["aged", "lru", "lfu", "belady"]
+CpuExperts = Literal["auto", "on", "off"]
 
 MAX_LAYERS = 512
 MAX_EXPERTS = 4096
@@ -315,6 +316,14 @@ class EngineOptions:
     """Budget for weights, KV cache and working memory; None takes what the machine has."""
     vram_bytes: int | None = None
     """Budget on a GPU; None takes what is free there, which is never exceeded."""
+    cpu_experts: CpuExperts = "auto"
+    """Who computes the routed experts of a model on a GPU: `auto` takes the card for those that fit
+    there and the CPU for the rest, `on` the CPU for all of a token's, `off` the card for all, and
+    what does not fit passes through it. With `on` and with `off` the text does not depend on the
+    memory of the card."""
+    expert_threads: int | None = None
+    """CPU threads for routed experts of a model on a GPU, 1..1024; None takes the physical
+    cores."""
     checkpoint_bytes: int = 1 << 30
     """Memory one session may spend on turn checkpoints, 0..2^50; the oldest are given up first."""
     draft: int = 0
@@ -352,6 +361,14 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None:
                 _require_whole(name, value, 1, 1 << 50, "1..2^50 bytes")
+        _require(
+            self.cpu_experts in ("auto", "on", "off"),
+            "cpu_experts",
+            "'auto', 'on' or 'off'",
+            self.cpu_experts,
+        )
+        if self.expert_threads is not None:
+            _require_whole("expert_threads", self.expert_threads, 1, 1024, "1..1024")
         _require_whole("checkpoint_bytes", self.checkpoint_bytes, 0, 1 << 50, "0..2^50")
         self._check_draft()
         if self.dense_model is not None:

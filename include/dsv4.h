@@ -236,6 +236,10 @@ typedef struct dsv4_engine_options {
     int64_t vram_bytes;       /* budget on the device; 0: what is free */
     int64_t checkpoint_bytes; /* for turn checkpoints of a session, 0..2^50, by default 2^30 */
     const char *dense_model;  /* beside an expert pack, the file with the rest; NULL: what the pack names */
+    const char *cpu_experts;  /* routed experts of a model on a GPU that the CPU computes: "auto" (the default)
+                                 those that do not fit there, "on" all, "off" none */
+    int32_t expert_threads;   /* CPU threads for them, 1..1024; 0: the physical cores */
+    int32_t reserved;         /* 0 */
 } dsv4_engine_options;
 
 /* Fill in the defaults. struct_size: sizeof(dsv4_engine_options). The texts live for ever. Example:

@@ -43,9 +43,12 @@ _OPTIONS = "dsv4_engine_options"
 # Members where 0 or NULL stands for the None of the dataclass.
 _OPTIONAL = (
     *("context", "threads", "prefill_chunk", "ram_bytes", "vram_bytes"),
-    *("draft_model", "dense_model"),
+    *("draft_model", "dense_model", "expert_threads"),
 )
-_TEXTS = ("device", "profile", "backend", "dtype", "draft_model", "dense_model")
+_TEXTS = (
+    *("device", "profile", "backend", "dtype", "draft_model", "dense_model"),
+    "cpu_experts",
+)
 _FLAGS = ("pin_threads", "verify", "sigbus_guard")
 
 

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
 FAILED = 1
 NAMES = ("flash", "pro")
-SHARED_FLAGS = ("generate", "depth", "repeat", "device", "vram_bytes")
+SHARED_FLAGS = (
+    "generate",
+    "depth",
+    "repeat",
+    "device",
+    "vram_bytes",
+    "cpu_experts",
+    "expert_threads",
+)
 """Destinations of the flags that mean the same for a model."""
 
 FLAGS = (
@@ -58,6 +66,8 @@ _FIELDS = {
     "repeat": "repeat",
     "device": "device",
     "vram_bytes": "vram_bytes",
+    "cpu_experts": "cpu_experts",
+    "expert_threads": "expert_threads",
 }
 
 
@@ -93,6 +103,12 @@ def _print_report(report: SyntheticReport, terminal: Terminal) -> None:
         "weights": f"{report.weight_bytes:,} bytes, made in {report.build_seconds:.1f} s",
         "memory reads": f"{report.read_rate / 1e9:,.1f} GB/s",
     }
+    if report.host:
+        pairs["main memory reads"] = f"{_gigabytes(report.host['read_rate'])} GB/s"
+        pairs["experts"] = (
+            f"cpu_experts {report.host['cpu_experts']}, {report.host['threads']} threads;"
+            f" {report.host['experts_on_card']:,} of {report.host['experts']:,} on the card"
+        )
     if report.capture_seconds is not None and report.first_token_seconds is not None:
         pairs["capture"] = (
             f"{report.capture_seconds:.2f} s for a new timeline; the first token of all took"
@@ -113,8 +129,13 @@ def _print_report(report: SyntheticReport, terminal: Terminal) -> None:
 
 
 def _row(reading: SyntheticReading, report: SyntheticReport) -> str:
-    share = reading.share(report.read_rate)
-    if share is None:
+    share, host = reading.share(report.read_rate), report.host_share(reading)
+    if host is not None and reading.host is not None:
+        last = (
+            f"{reading.host.nbytes:>16,.0f}  {host:.1%} of main memory's,"
+            f" {reading.host.seconds * 1e3:.2f} ms by the CPU"
+        )
+    elif share is None:
         rate = reading.rate * report.operations_per_token / 1e12
         last = f"{'':16}  {rate:,.1f} TFLOP/s of products with weights"
     else:
@@ -124,6 +145,10 @@ def _row(reading: SyntheticReading, report: SyntheticReport) -> str:
         f"{reading.rate:>12,.1f}{reading.median_seconds * 1e3:>12,.3f}"
         f"{reading.p99_seconds * 1e3:>12,.3f}{last}"
     )
+
+
+def _gigabytes(rate: object) -> str:
+    return f"{rate / 1e9:,.1f}" if isinstance(rate, float) else "?"
 
 
 def _print_kernels(reading: SyntheticReading, read_rate: float, terminal: Terminal) -> None:

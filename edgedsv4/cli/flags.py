@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, get_args
 
 import edgedsv4
-from edgedsv4.config import Backend, Dtype, EngineOptions, Profile, SamplingOptions
+from edgedsv4.config import Backend, CpuExperts, Dtype, EngineOptions, Profile, SamplingOptions
 from edgedsv4.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -213,6 +213,21 @@ ENGINE_FLAGS = (
         "SIZE",
         parse_size,
         "memory budget on the device; if left out, what is free",
+    ),
+    _option(
+        "--cpu-experts",
+        "cpu_experts",
+        "WHO",
+        None,
+        "routed experts of a model on a GPU that the CPU computes: on all, off none, auto the rest",
+        get_args(CpuExperts),
+    ),
+    _option(
+        "--expert-threads",
+        "expert_threads",
+        "N",
+        parse_whole,
+        "CPU threads for them; if left out, one per physical core",
     ),
     _option(
         "--checkpoint-ram",

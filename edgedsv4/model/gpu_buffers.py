@@ -15,6 +15,7 @@ from torch import Tensor
 from edgedsv4.kernels.gpu.byte_vector import empty_bytes
 from edgedsv4.kernels.gpu.place import place
 from edgedsv4.kernels.rope import rope_frequencies
+from edgedsv4.model.host_experts import StepMemory, step_words
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
@@ -76,6 +77,15 @@ class StepPlace:
         return self._cos[row : row + 1], self._sin[row : row + 1]
 
 
+class CardExperts:
+    """Those of a token's experts that the card computes: slots of the bank first in line."""
+
+    def __init__(self, chosen: int, device: torch.device) -> None:
+        self.slots = torch.zeros(chosen, dtype=torch.int32, device=device)
+        self.weights = torch.zeros(chosen, dtype=torch.float32, device=device)
+        self.used = torch.zeros(1, dtype=torch.int32, device=device)
+
+
 class StepBuffers:
     """Activations of one token, all layers alike."""
 
@@ -86,7 +96,13 @@ class StepBuffers:
         layers = network.layers
         hidden, streams = config.hidden_size, config.hc_streams
         self.streams = floats(1, streams, hidden)
-        self.x = floats(1, hidden)
+        chosen = config.experts_per_token
+        self.for_host = StepMemory(hidden, chosen, floats(step_words(hidden, chosen)[2]))
+        """What the CPU needs of a token to compute experts: x, weights and ids side by side."""
+        self.x = self.for_host.x
+        self.host_out = floats(1, hidden)
+        """What the CPU gave."""
+        self.card = CardExperts(chosen, device)
         self.o = floats(1, hidden)
         self.post = floats(1, streams)
         self.comb = floats(1, streams, streams)
@@ -96,9 +112,8 @@ class StepBuffers:
         self.attended = floats(1, config.num_heads * config.head_dim)
         self.grouped = floats(1, config.output_groups * config.output_lora_rank)
         self.router = floats(1, config.num_experts)
-        chosen = config.experts_per_token
-        self.expert_ids = torch.empty((1, chosen), dtype=torch.int32, device=device)
-        self.expert_weights = floats(1, chosen)
+        self.expert_ids = self.for_host.ids
+        self.expert_weights = self.for_host.weights
         self.inner = floats(chosen * config.expert_width)
         self._device = device
         self._rounded: dict[tuple[int, Order], ByteVector] = {}

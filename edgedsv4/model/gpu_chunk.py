@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
     from edgedsv4.kernels.gpu.planes import DeviceMatrix
     from edgedsv4.model.gpu_cache import GpuKvCache
+    from edgedsv4.model.gpu_hybrid import HybridExperts
     from edgedsv4.model.gpu_network import DeviceHyper, DeviceLayer, Products
     from edgedsv4.model.hooks import ForwardHooks
     from edgedsv4.model.layer_plan import LayerPlan
@@ -59,6 +60,8 @@ class ForwardSetting:
     family: str
     is_precise: bool
     """Profile `exact`: products in float32, inputs of products as they are."""
+    hybrid: HybridExperts | None = None
+    """Computes routed experts that are not all on the device."""
 
 
 class Chunk:
@@ -113,6 +116,16 @@ class Chunk:
         Raises:
             CancelledError: if a hook said so; the timeline is as it was.
         """
+        hybrid = self._setting.hybrid
+        if hybrid is None:
+            return self._run(streams)
+        hybrid.begin_chunk(self._layers, self.count)
+        try:
+            return self._run(streams)
+        finally:
+            hybrid.end_chunk()
+
+    def _run(self, streams: Tensor) -> Tensor:
         o: Tensor | None = None
         waiting: deque[Any] = deque()
         for layer, state in zip(self._layers, self._states, strict=True):
@@ -363,16 +376,13 @@ class Chunk:
                 device=self._setting.device,
                 precise=self._setting.is_precise,
             )
-        expert_ffn_chunk(
-            out,
-            self._x,
-            ids,
-            factors,
-            (bank.w1, bank.w3, bank.w2),
-            plan.swiglu_limit,
-            scratch=self._experts,
-            precise=self._setting.is_precise,
-        )
+        precise, hybrid = self._setting.is_precise, self._setting.hybrid
+        chosen, scratch = (self._x, ids, factors), self._experts
+        if hybrid is not None and layer.placed is not None:
+            hybrid.chunk(out, chosen, layer, layer.placed, scratch, precise=precise)
+        else:
+            banks, limit = bank.matrices, plan.swiglu_limit
+            expert_ffn_chunk(out, *chosen, banks, limit, scratch=scratch, precise=precise)
         if layer.shared_w1 is not None and layer.shared_w2 is not None:
             out += self._shared(layer)
         return out

@@ -69,11 +69,12 @@ class DecodeStep:
         buffers: StepBuffers,
     ) -> None:
         config = self._config = setting.config
+        self._hybrid = network.hybrid
         self._network = network
         self._place = place
         self._buffers = buffers
         self._family = setting.family
-        self._overlap = overlaps(setting.family) and _has_graphs(buffers.x.device)
+        self._overlap = overlaps(setting.family) and self._is_graph() and network.hybrid is None
         self._rounds = not setting.is_precise
         """Profile `default`: index queries are rounded as keys are, and inputs of routed experts to
         bytes where there are kernels for it."""
@@ -111,7 +112,9 @@ class DecodeStep:
                 there are, the step without an indexer does; where there are few, one that selects
                 from no more. All are recorded at once.
         """
-        if not self._graphs and _has_graphs(self._buffers.x.device):
+        if self._hybrid is not None:
+            self._hybrid.begin_token()
+        if not self._graphs and self._is_graph():
             self._graphs = {rows: self._capture(rows) for rows in reversed(self._row_limits)}
         seen = (position + 1) // OVERLAP_RATIO
         rows = next(
@@ -121,6 +124,11 @@ class DecodeStep:
             self._graphs[rows].replay()
         else:
             self._launch(rows)
+
+    def _is_graph(self) -> bool:
+        """Whether the step can be recorded."""
+        can_be_captured = self._hybrid is None or self._hybrid.can_be_captured
+        return can_be_captured and _has_graphs(self._buffers.x.device)
 
     def _capture(self, rows: int) -> Any:
         """Record the step. Warming up evaluates the token, which evaluating again changes not."""
@@ -141,16 +149,16 @@ class DecodeStep:
         embed_streams(buffers.streams, place.token_ids, network.embed)
         o: Tensor | None = None
         extra: Tensor | None = None
+        other: Tensor | None = None
         for layer, state in zip(network.layers, self._states, strict=True):
-            self._hyper(layer.hc_attn, layer.attn_norm, o, extra)
+            self._hyper(layer.hc_attn, layer.attn_norm, o, (extra, other))
             self._attention(layer, state, rows)
             rounded = self._rounded_input(layer)
             self._hyper(layer.hc_ffn, layer.ffn_norm, buffers.o, rounded=rounded)
             with self._aside():
                 self._shared(layer)
-            self._experts(layer, rounded)
+            o, other = self._experts(layer, rounded)
             self._join()
-            o = buffers.o
             extra = buffers.shared if layer.shared_w2 is not None else None
         head = network.hc_head
         head_step(
@@ -167,6 +175,7 @@ class DecodeStep:
             work=self._work,
             extra=extra,
             overlap=self._overlap,
+            other=other,
         )
         self._matvec(buffers.logits, buffers.y, [network.head])
         argmax(buffers.best, buffers.logits, self._best_work)
@@ -176,10 +185,10 @@ class DecodeStep:
         hyper: DeviceHyper,
         norm: Tensor,
         o: Tensor | None,
-        extra: Tensor | None = None,
+        additions: tuple[Tensor | None, Tensor | None] = (None, None),
         rounded: ByteVector | None = None,
     ) -> None:
-        buffers = self._buffers
+        buffers, (extra, other) = self._buffers, additions
         hyper_step(
             buffers.x,
             buffers.post,
@@ -195,12 +204,14 @@ class DecodeStep:
             extra=extra,
             rounded=rounded,
             overlap=self._overlap,
+            other=other,
         )
 
     def _rounded_input(self, layer: DeviceLayer) -> ByteVector | None:
         """Place for the input of the routed experts as bytes, where those are multiplied so."""
         bank, config = layer.experts, self._config
         fits = all(fits_bytes(matrix, self._family) for matrix in (bank.w1, bank.w2))
+        fits = fits and layer.placed is None
         if not (self._rounds and fits and config.expert_width % GROUP == 0):
             return None
         return self._buffers.rounded(config.hidden_size, BYTE_ORDERS[bank.w1.type])
@@ -296,7 +307,10 @@ class DecodeStep:
         work, bad = self._select_scratch, buffers.bad
         select_rows(buffers.selected, scores, position, work, bad, ratio=ratio, overlap=overlap)
 
-    def _experts(self, layer: DeviceLayer, rounded: ByteVector | None) -> None:
+    def _experts(
+        self, layer: DeviceLayer, rounded: ByteVector | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The routed experts: one or two tensors to be added."""
         buffers, bank, plan = self._buffers, layer.experts, layer.plan
         self._matvec(buffers.router, buffers.x, [layer.router])
         route(
@@ -309,6 +323,8 @@ class DecodeStep:
             token_ids=self._place.token_ids,
             overlap=self._overlap,
         )
+        if self._hybrid is not None and layer.placed is not None:
+            return self._hybrid.token(layer, layer.placed, buffers, self._family)
         slots, weights = buffers.expert_ids[0], buffers.expert_weights[0]
         gate_up, family = (bank.w1, bank.w3), self._family
         limit, overlap = plan.swiglu_limit, self._overlap
@@ -317,10 +333,11 @@ class DecodeStep:
             h = buffers.rounded(len(slots) * width, BYTE_ORDERS[bank.w2.type])
             gate_up_bytes(h, rounded, slots, gate_up, limit, width=width, overlap=overlap)
             down_bytes(buffers.o, h, slots, weights, bank.w2, overlap=overlap)
-            return
+            return buffers.o, None
         how: dict[str, Any] = {"family": family, "overlap": overlap}
         expert_gate_up(buffers.inner, buffers.x, slots, gate_up, None, (limit, limit), **how)
         expert_down(buffers.o, buffers.inner, slots, weights, bank.w2, None, **how)
+        return buffers.o, None
 
     def _shared(self, layer: DeviceLayer) -> None:
         """The shared expert, beside the routed ones: those leave memory bandwidth unused."""

@@ -85,6 +85,7 @@ class GpuModel(Model):
             device=numerics.device,
             family=family,
             is_precise=numerics.profile == "exact",
+            hybrid=network.hybrid,
         )
         self._place = StepPlace(config, self.plans, numerics.device)
         self._buffers = StepBuffers(config, network, numerics.device)
@@ -133,6 +134,8 @@ class GpuModel(Model):
         cache.forget_overwritten()
         cache.step.run(position)
         best, is_bad = buffers.outcome()
+        if self.network.hybrid is not None:
+            self.network.hybrid.check()
         if is_bad:
             self._explain(buffers.streams, position, 1, buffers.logits)
         cache.commit_step()

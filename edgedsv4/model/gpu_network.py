@@ -2,7 +2,7 @@
 
 Everything that multiplies the same input is one list of products: matrices of one block type are
 stacked, so that a list is one launch with few types in it. The routed experts of a layer are three
-banks of slots; here every expert has the slot of its own number.
+banks of slots (`gpu_banks`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from edgedsv4.kernels.gpu.planes import (
     DeviceMatrix,
     device_matrix,
     empty_bank,
-    fill_bank,
     stack_rows,
+)
+from edgedsv4.model.gpu_banks import (
+    ExpertBank,
+    ExpertPlacement,
+    PlacedExperts,
+    PlacedLayer,
+    copy_expert,
 )
 from edgedsv4.model.layer_plan import LayerPlan, draft_plan, layer_plans
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
     from edgedsv4.kernels.quant_matmul import QuantMatrix
+    from edgedsv4.model.gpu_hybrid import HybridExperts
     from edgedsv4.model.moe import ExpertSource
     from edgedsv4.model.weights import (
         CompressorWeights,
@@ -78,18 +85,6 @@ class DeviceCompressor:
     """[c] float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertBank:
-    """The routed experts of one layer, slot by slot."""
-
-    w1: DeviceMatrix
-    """[slots * F, D]."""
-    w3: DeviceMatrix
-    """[slots * F, D]."""
-    w2: DeviceMatrix
-    """[slots * D, F]."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLayer:
     """One decoder layer."""
@@ -119,6 +114,9 @@ class DeviceLayer:
     shared_w3: DeviceMatrix | None
     shared_w2: DeviceMatrix | None
     experts: ExpertBank
+    """Of this layer alone, or where `placed` is set the one that it shares."""
+    placed: PlacedLayer | None = None
+    """None where every expert has the slot of its own number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +142,8 @@ class DeviceNetwork:
     hc_head: DeviceHyper
     layers: tuple[DeviceLayer, ...]
     draft: DeviceDraft | None
+    hybrid: HybridExperts | None = None
+    """Computes the routed experts of placed layers; None where there are none."""
 
     def matrices(self) -> Iterator[tuple[str, DeviceMatrix]]:
         """Every matrix with its part in the memory plan."""
@@ -158,8 +158,12 @@ class DeviceNetwork:
             yield "routers", layer.router
             shared = (layer.shared_w1, layer.shared_w3, layer.shared_w2)
             yield from (("shared experts", matrix) for matrix in shared if matrix is not None)
-            bank = layer.experts
-            yield from (("routed experts", matrix) for matrix in (bank.w1, bank.w3, bank.w2))
+            yield from (("routed experts", matrix) for matrix in layer.experts.matrices)
+
+    def placed_layers(self) -> tuple[PlacedLayer, ...]:
+        """Layers of which a part of the experts lives on the device, the draft block's last."""
+        layers = [*self.layers, *([] if self.draft is None else [self.draft.layer])]
+        return tuple(layer.placed for layer in layers if layer.placed is not None)
 
     def nbytes(self) -> int:
         """Bytes of all matrices."""
@@ -198,6 +202,7 @@ class NetworkLoader:
         device: where they go.
         fallback: block type into which weights without a kernel of their own are decoded.
         stacks: where experts lie together, which is copied faster than one by one.
+        placement: which experts live on the device; None for all.
     """
 
     def __init__(
@@ -206,8 +211,11 @@ class NetworkLoader:
         device: torch.device,
         fallback: str,
         stacks: Stacks = _no_stacks,
+        placement: ExpertPlacement | None = None,
     ) -> None:
         self._config = config
+        self._placement = placement
+        self._placed: PlacedExperts | None = None
         self._stacks = stacks
         self._device = device
         self._fallback = fallback
@@ -225,6 +233,10 @@ class NetworkLoader:
         plans = layer_plans(config)
         block = weights.draft if has_draft else None
         total = len(plans) + (block is not None)
+        if self._placement is not None:
+            self._placed = PlacedExperts(
+                config, experts, self._placement, self._device, self._fallback, self._stacks
+            )
         layers = []
         for index, (layer, plan) in enumerate(zip(weights.layers, plans, strict=True)):
             layers.append(self._layer(layer, plan, experts))
@@ -284,6 +296,7 @@ class NetworkLoader:
         table = None
         if moe.expert_table is not None:
             table = moe.expert_table.to(device=self._device, dtype=torch.int32).contiguous()
+        placed = None if self._placed is None else self._placed.fill(plan.layer)
         return DeviceLayer(
             plan=plan,
             attn_norm=self._vector(layer.attn_norm),
@@ -305,7 +318,8 @@ class NetworkLoader:
             shared_w1=shared[0],
             shared_w3=shared[1],
             shared_w2=shared[2],
-            experts=self._bank(plan.layer, experts),
+            experts=self._bank(plan.layer, experts) if placed is None else placed.bank.experts,
+            placed=placed,
         )
 
     def _compressor(self, weights: CompressorWeights | None) -> DeviceCompressor | None:
@@ -320,12 +334,12 @@ class NetworkLoader:
             return ExpertBank(*whole)
         count = self._config.num_experts
         (first,) = experts.fetch(layer, (0,))
-        banks = [self._empty_bank(count, weight) for weight in (first.w1, first.w3, first.w2)]
+        made = (self._empty_bank(count, weight) for weight in (first.w1, first.w3, first.w2))
+        bank = ExpertBank(*made)
         for expert_id in range(count):
             (expert,) = experts.fetch(layer, (expert_id,))
-            for bank, weight in zip(banks, (expert.w1, expert.w3, expert.w2), strict=True):
-                fill_bank(bank, expert_id, weight)
-        return ExpertBank(*banks)
+            copy_expert(bank, expert_id, expert)
+        return bank
 
     def _empty_bank(self, slots: int, weight: QuantMatrix) -> DeviceMatrix:
         scale_cols = weight.scale_block[1] if weight.block_type.name == "FP8_E4M3" else 128

@@ -17,6 +17,7 @@ from edgedsv4.errors import BackendUnavailableError
 from edgedsv4.kernels.gpu.planes import SUPPORTED
 from edgedsv4.model.gpu_model import GpuModel
 from edgedsv4.model.gpu_network import NetworkLoader
+from edgedsv4.model.host_experts import HostSetting
 from edgedsv4.model.kv_cache import Numerics
 from edgedsv4.model.model import Model
 from edgedsv4.model.native_model import NativeModel
@@ -31,10 +32,13 @@ from edgedsv4.runtime.device import TORCH_DTYPES, place_weights
 from edgedsv4.runtime.device_weights import FALLBACK
 from edgedsv4.runtime.expert_store import MappedExperts
 from edgedsv4.runtime.gpu_devices import gpu_of
+from edgedsv4.runtime.host import physical_cores
+from edgedsv4.runtime.hybrid import with_hybrid
 
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions
     from edgedsv4.model.bound_weights import BoundTensor, BoundWeights
+    from edgedsv4.runtime.card_plan import CardPlan
 
 OPERATIONS = (
     "compress",
@@ -62,6 +66,8 @@ class BackendChoice:
     name: Literal["reference", "native", "triton"]
     notes: tuple[str, ...]
     """Sentences for the user."""
+    card: CardPlan | None = None
+    """Which experts live on a GPU that holds only a part of them; None elsewhere."""
 
     @property
     def instruction_set(self) -> str | None:
@@ -175,9 +181,20 @@ def load_model(
     weights, experts = load_weights(bound)
     numerics = numerics_of(options, device)
     if choice.name == "triton":
-        loader = NetworkLoader(bound.config, device, FALLBACK, experts.stacks)
+        files, card = MappedExperts(experts, torch.device("cpu")), choice.card
+        placement = None if card is None else card.experts.placement
+        loader = NetworkLoader(bound.config, device, FALLBACK, experts.stacks, placement)
         network = loader.load(weights, experts, on_progress, has_draft=options.draft > 0)
-        files = MappedExperts(experts, torch.device("cpu"))
+        if card is not None:
+            setting = HostSetting(
+                threads=options.expert_threads or physical_cores(),
+                has_int8=options.profile == "default",
+                is_pinned=options.pin_threads,
+                is_locked=device.type == "cuda",
+            )
+            network = with_hybrid(
+                network, bound.config, files, mode=card.mode, setting=setting, device=device
+            )
         family = gpu_of(device).family
         return GpuModel(bound.config, weights, files, numerics, network=network, family=family)
     source = MappedExperts(experts, device)

@@ -155,6 +155,17 @@ def unused_budget(device: torch.device, options: EngineOptions) -> str | None:
     return None
 
 
+def unused_expert_options(device: torch.device, backend: str, options: EngineOptions) -> str | None:
+    """What to tell a user whose options for experts beside a GPU say nothing there."""
+    if backend == "triton":
+        return None
+    if options.expert_threads is not None:
+        return "expert_threads has no effect: no GPU shares the work; threads bounds the CPU's"
+    if options.cpu_experts != "auto" and device.type != "cpu":
+        return f"cpu_experts has no effect: torch computes the model on {device}"
+    return None
+
+
 def place_weights(weights: Weights, device: torch.device) -> Weights:
     """Weight records with every tensor on `device`; the records themselves when it is the CPU."""
     if device.type == "cpu":

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from edgedsv4.kernels.gpu.planes import SUPPORTED, matrix_bytes
+from edgedsv4.runtime.expert_placement import LayerExperts
 from edgedsv4.runtime.memory_plan import weight_items
 
 if TYPE_CHECKING:
-    from edgedsv4.model.bound_weights import BoundTensor, BoundWeights
+    from edgedsv4.model.bound_weights import BoundExperts, BoundTensor, BoundWeights
 
 FALLBACK = "BF16"
 """Type into which matrices without a form on a GPU are decoded."""
@@ -29,6 +30,28 @@ def device_weight_items(bound: BoundWeights, fallback: str = FALLBACK) -> dict[s
         fallback: type into which matrices without a form on a GPU are decoded.
     """
     return weight_items(_sizes(bound, fallback))
+
+
+def expert_layers(bound: BoundWeights, *, has_draft: bool) -> tuple[LayerExperts, ...]:
+    """Sizes of the routed experts of each layer, for placing them; a draft block's last.
+
+    Args:
+        bound: the model's weights.
+        has_draft: whether the draft block is used.
+    """
+    layers = bound.experts if has_draft else bound.experts[: bound.config.num_layers]
+    return tuple(_layer_experts(experts, bound.config.num_experts) for experts in layers)
+
+
+def _layer_experts(experts: BoundExperts, count: int) -> LayerExperts:
+    matrices = (*experts.w1, *experts.w3, *experts.w2)
+    card = sum(_device_bytes("experts.w", matrix, FALLBACK) for matrix in matrices)
+    kind = tuple(
+        (part[0].block_type.name, part[0].shape[-2:], part[0].tensor_scale is not None)
+        for part in (experts.w1, experts.w3, experts.w2)
+    )
+    stored = sum(matrix.nbytes for matrix in matrices)
+    return LayerExperts(kind=kind, card_bytes=-(-card // count), stored_bytes=-(-stored // count))
 
 
 def _sizes(bound: BoundWeights, fallback: str) -> Iterator[tuple[str, int]]:

@@ -138,7 +138,14 @@ class Engine:
             threads = use_threads(options, weights, choice)
             copying = partial(report, "copy weights")
             with device_memory_errors(f"opening {checkpoint.path}", device):
-                network = load_model(bound, options, device, choice, threads, on_progress=copying)
+                network = load_model(
+                    bound,
+                    options,
+                    device,
+                    choice,
+                    threads,
+                    on_progress=copying,
+                )
             report("open model", 3, 4)
             tokenizer = tokenizer_of(checkpoint)
             report("open model", 4, 4)
@@ -283,6 +290,7 @@ class Engine:
             "context": self.context,
             "prefill_chunk": options.chunk,
             "draft": options.draft,
+            "cpu_experts": options.cpu_experts,
             "kernels": opened.choice.kernels(),
             "instruction_set": opened.choice.instruction_set,
             "notes": list(opened.notes),

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from edgedsv4.errors import CapacityError, ConfigError
+from edgedsv4.errors import BackendUnavailableError, CapacityError, ConfigError
 from edgedsv4.runtime.backends import BackendChoice, choose_backend
+from edgedsv4.runtime.card_plan import plan_card, with_gpu_chunk
 from edgedsv4.runtime.device import (
     engine_device,
     memory_budget,
     unused_budget,
+    unused_expert_options,
 )
 from edgedsv4.runtime.device_weights import device_weight_items
 from edgedsv4.runtime.host import physical_cores
 from edgedsv4.runtime.memory_plan import (
-    DEFAULT_CONTEXT,
     EXPERTS,
-    GPU_CHUNKS,
     MemoryPlan,
     plan_memory,
     weight_items,
@@ -31,7 +31,7 @@ from edgedsv4.runtime.shipped_models import SHIPPED_MODELS
 from edgedsv4.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from edgedsv4.config import EngineOptions, ModelConfig
+    from edgedsv4.config import EngineOptions
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.model.bound_weights import BoundWeights
 
@@ -91,10 +91,16 @@ def place(checkpoint: Checkpoint, bound: BoundWeights, options: EngineOptions) -
         BackendUnavailableError: a device or backend that cannot run it.
     """
     device = engine_device(options)
+    if device.type == "cpu" and options.cpu_experts == "off":
+        raise BackendUnavailableError(
+            "cpu_experts 'off' keeps routed experts off the CPU, but the model is computed there;"
+            " choose a GPU with device (--device cuda), or 'auto'"
+        )
     try:
         return _place_on(device, checkpoint, bound, options)
     except CapacityError as error:
-        if options.device != "auto" or device.type == "cpu" or options.backend == "triton":
+        is_bound = options.backend == "triton" or options.cpu_experts != "auto"
+        if options.device != "auto" or device.type == "cpu" or is_bound:
             raise
         why = f"computed on the CPU, since the memory of {device} is too small: {error}"
     found = _place_on(torch.device("cpu"), checkpoint, bound, options)
@@ -109,7 +115,12 @@ def _place_on(
     weights = device_weight_items(bound) if is_on_gpu else weight_bytes(bound)
     budget = memory_budget(device, options)
     if is_on_gpu:
-        options = with_gpu_chunk(checkpoint.config, weights, options, budget)
+        card = plan_card(bound, weights, options, budget)
+        if card is None:
+            options = with_gpu_chunk(checkpoint.config, weights, options, budget)
+        else:
+            options, weights = card.options, card.weights
+            choice = replace(choice, notes=(*choice.notes, *card.notes), card=card)
     return Placement(
         device=device,
         options=options,
@@ -154,23 +165,6 @@ def checked_plan(
     return plan
 
 
-def with_gpu_chunk(
-    config: ModelConfig, weights: dict[str, int], options: EngineOptions, budget: int
-) -> EngineOptions:
-    """Options with the largest chunk that leaves room for the context, where none was asked for."""
-    if options.prefill_chunk is not None:
-        return options
-    wanted = options.context or min(config.max_context, DEFAULT_CONTEXT)
-    for size in GPU_CHUNKS:
-        chosen = replace(options, prefill_chunk=size)
-        plan = plan_memory(
-            config, weights, chosen, available_bytes=budget, context=wanted, on_gpu=True
-        )
-        if plan.fits:
-            return chosen
-    return replace(options, prefill_chunk=GPU_CHUNKS[-1])
-
-
 def too_large(
     what: str, plan: MemoryPlan, others: int = 0, *, is_on_device: bool = False
 ) -> CapacityError:
@@ -206,6 +200,9 @@ def notes_of(
     options, plan = placement.options, placement.plan
     warnings = [*checkpoint.warnings, *found]
     unused = unused_budget(placement.device, options)
+    if unused is not None:
+        warnings.append(unused)
+    unused = unused_expert_options(placement.device, placement.choice.name, options)
     if unused is not None:
         warnings.append(unused)
     if not plan.experts_fit:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edgedsv4.errors import CapacityError, ConfigError
+from edgedsv4.errors import CapacityError
 from edgedsv4.kernels._triton import triton
 from edgedsv4.kernels.gpu import stream
 from edgedsv4.model.gpu_model import GpuModel
@@ -30,16 +29,24 @@ from edgedsv4.runtime.gpu_devices import (
     device_memory_errors,
     release_unused_memory,
 )
+from edgedsv4.runtime.host import physical_cores
 from edgedsv4.runtime.memory_plan import StateLayout, device_workspace_bytes
+from edgedsv4.runtime.synthetic_hybrid import (
+    HybridRecipe,
+    RandomExperts,
+    expert_sizes,
+    host_facts,
+    hybrid_network,
+    with_host_share,
+)
 from edgedsv4.runtime.synthetic_network import (
     EXPERT_TYPES,
-    ExpertRecipe,
     RandomNetwork,
-    SyntheticName,
     first_layers,
     network_outline,
     synthetic_config,
 )
+from edgedsv4.runtime.synthetic_options import PROFILED_TOKENS, WARM_UPS, SyntheticOptions
 from edgedsv4.runtime.synthetic_report import (
     KernelTime,
     SyntheticReading,
@@ -60,96 +67,16 @@ if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
     from edgedsv4.model.gpu_cache import GpuKvCache
     from edgedsv4.model.weights import ExpertWeights
+    from edgedsv4.runtime.synthetic_network import ExpertTypes
     from edgedsv4.runtime.synthetic_traffic import Traffic
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is measured, steps done, steps in all)."""
 READ_BYTES = 4 << 30
 """Bytes read to measure the memory, far more than caches hold; less on a small card."""
-DEPTHS = (0, 16_384, 65_536, 262_144)
-"""Where decode is measured unless told otherwise; the end of the context comes on top."""
 _READS = 7
-_WARM_UPS = 3
-_PROFILED_TOKENS = 5
 _E4M3_FINITE = 0xBF
 """Mask that leaves no NaN among random e4m3 codes, and no bfloat16 above 2."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticOptions:
-    """What `measure_synthetic` builds and runs."""
-
-    name: SyntheticName = "flash"
-    """Released shape: `flash` or `pro`."""
-    experts: ExpertRecipe = "q2"
-    """Block types of the routed experts: `q2`, `mxfp4` or `q4k`."""
-    layers: int | None = None
-    """First layers only; None takes all."""
-    device: str = "auto"
-    """As `EngineOptions.device`; it has to be a GPU."""
-    vram_bytes: int | None = None
-    """Memory budget; None takes what is free."""
-    prompts: tuple[int, ...] = (512, 4096)
-    """Tokens of each prefill, all in one chunk."""
-    generate: int = 100
-    """Tokens of a decode; 0 leaves decode out."""
-    depths: tuple[int, ...] | None = None
-    """Tokens in the timeline before a decode; None takes `DEPTHS` and the end of the context."""
-    repeat: int = 3
-    """Runs of a prefill that count, after one that does not."""
-    kernels: bool = False
-    """Measure the kernels of a step one by one, too."""
-
-    def __post_init__(self) -> None:
-        if self.experts not in EXPERT_TYPES:
-            kinds = ", ".join(EXPERT_TYPES)
-            raise ConfigError(f"experts must be one of {kinds}, found {self.experts!r}")
-        least = {"generate": 0, "repeat": 1}
-        if self.vram_bytes is not None:
-            least["vram_bytes"] = 1
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be >= {low}, found {getattr(self, name)}")
-        if any(tokens < 1 for tokens in self.prompts):
-            raise ConfigError(f"prompts must be numbers >= 1, found {self.prompts}")
-        if self.depths is not None and (not self.depths or min(self.depths) < 0):
-            raise ConfigError(f"depths must be one or more numbers >= 0, found {self.depths}")
-        if not self.prompts and not self.generate:
-            raise ConfigError("no prompts and nothing to generate, so there is nothing to measure")
-
-    @property
-    def _decoded(self) -> int:
-        """Tokens that a decode adds to its depth at most."""
-        return max(self.generate, _WARM_UPS, _PROFILED_TOKENS) if self.generate else 0
-
-    def depths_in(self, config: ModelConfig) -> tuple[int, ...]:
-        """Depths at which decode is measured.
-
-        Raises:
-            ConfigError: one of them is beyond the context.
-        """
-        if not self.generate:
-            return ()
-        last = config.max_context - self._decoded
-        if self.depths is None:
-            return (*(depth for depth in DEPTHS if depth < last), last)
-        if max(self.depths) > last:
-            raise ConfigError(
-                f"depths must be 0..{last:,}, so that {self._decoded} tokens more fit the context"
-                f" of {config.max_context:,}; found {max(self.depths):,}"
-            )
-        return self.depths
-
-    def capacity_in(self, config: ModelConfig) -> int:
-        """Tokens that a timeline must hold.
-
-        Raises:
-            ConfigError: more than the context.
-        """
-        longest = max(self.prompts, default=0)
-        if longest > config.max_context:
-            raise ConfigError(f"prompts must be 1..{config.max_context:,}, found {longest:,}")
-        return max(longest, *(depth + self._decoded for depth in self.depths_in(config)), 1)
 
 
 class _NoFile:
@@ -173,15 +100,29 @@ class SyntheticModel:
         self.device = card.device
         self._capacity = options.capacity_in(config)
         began = time.perf_counter()
-        self.network = RandomNetwork(config, EXPERT_TYPES[options.experts], self.device).make()
+        source: Any = _NoFile()
+        self.host: dict[str, object] = {}
+        if options.cpu_experts is None:
+            self.network = RandomNetwork(config, EXPERT_TYPES[options.experts], self.device).make()
+        else:
+            recipe = _hybrid_recipe(config, options, card)
+            self.network, source, chosen = hybrid_network(config, recipe, self.device)
+            self.host = host_facts(recipe, chosen)
+        self._source = source
         self.wait()
         self.build_seconds = time.perf_counter() - began
         numerics = Numerics(profile="default", dtype=torch.float32, device=self.device)
         weights: Any = None
         self.model = GpuModel(
-            config, weights, _NoFile(), numerics, network=self.network, family=card.family
+            config, weights, source, numerics, network=self.network, family=card.family
         )
         self.cache = self._timeline()
+
+    def close(self) -> None:
+        """Give main memory back that experts are in."""
+        if isinstance(self._source, RandomExperts):
+            self.wait()
+            self._source.close()
 
     def wait(self) -> None:
         """Until the device is done."""
@@ -247,7 +188,8 @@ def measure_synthetic(
     config = synthetic_config(options.name, options.layers)
     options.capacity_in(config)
     card = check_gpu(resolve_device(options.device))
-    check_room(config, options, device_budget(card.device, options.vram_bytes))
+    if options.cpu_experts is None:
+        check_room(config, options, device_budget(card.device, options.vram_bytes))
     with device_memory_errors(f"a random network of the shape {options.name}", card.device):
         return measure_network(config, options, card, on_progress)
 
@@ -315,12 +257,15 @@ def measure_network(
     for tokens in options.prompts:
         steps.next(f"prefill of {tokens:,}")
         readings.append(_prefill_reading(made, options, tokens))
+    made.close()
+    outline = network_outline(config, EXPERT_TYPES[options.experts])
     return SyntheticReport(
         model=_model_facts(config, options),
         device={"name": card.name, "description": card.description, "family": card.family},
         versions=_versions(),
-        weight_bytes=network_bytes(made.network),
-        operations_per_token=operations_per_token(config, made.network),
+        weight_bytes=network_bytes(outline),
+        operations_per_token=operations_per_token(config, outline),
+        host=made.host,
         build_seconds=made.build_seconds,
         read_rate=rate,
         read_bytes=read_bytes,
@@ -350,15 +295,25 @@ class _Steps:
 def _decode_reading(
     made: SyntheticModel, options: SyntheticOptions, depth: int
 ) -> SyntheticReading:
-    made.decode(_WARM_UPS, depth)
+    made.decode(WARM_UPS, depth)
+    hybrid = made.network.hybrid
+    if hybrid is not None:
+        seconds, share = with_host_share(hybrid, partial(made.decode, options.generate, depth))
+        return SyntheticReading(
+            work="decode",
+            depth=depth,
+            tokens=options.generate,
+            seconds=tuple(seconds),
+            host=share.per_token(options.generate, expert_sizes(made.config, _types(options))[0]),
+        )
     seconds = made.decode(options.generate, depth)
     # Half way through the decode.
     traffic = decode_traffic(made.config, made.network, depth + options.generate // 2)
     kernels: tuple[KernelTime, ...] = ()
     unseen: dict[str, Traffic] = {}
     if options.kernels:
-        run = partial(made.decode, _PROFILED_TOKENS, depth)
-        kernels, unseen = with_traffic(profiled(run, _PROFILED_TOKENS, made.device), traffic)
+        run = partial(made.decode, PROFILED_TOKENS, depth)
+        kernels, unseen = with_traffic(profiled(run, PROFILED_TOKENS, made.device), traffic)
     return SyntheticReading(
         work="decode",
         depth=depth,
@@ -383,6 +338,26 @@ def _prefill_reading(
         kernels, unseen = with_traffic(found, traffic)
     return SyntheticReading(
         work="prefill", depth=0, tokens=tokens, seconds=runs, kernels=kernels, unseen=unseen
+    )
+
+
+def _types(options: SyntheticOptions) -> ExpertTypes:
+    return EXPERT_TYPES[options.experts]
+
+
+def _hybrid_recipe(config: ModelConfig, options: SyntheticOptions, card: Gpu) -> HybridRecipe:
+    """What a budget leaves for experts beside everything else."""
+    outline = network_outline(config, _types(options))
+    experts = sum(network_bytes(layer.experts) for layer in outline.layers)
+    others = network_bytes(outline) - experts
+    others += StateLayout(config).state_bytes(options.capacity_in(config))
+    others += device_workspace_bytes(config, max(options.prompts, default=1))
+    budget = 0 if card.device.type == "cpu" else device_budget(card.device, options.vram_bytes)
+    return HybridRecipe(
+        types=_types(options),
+        mode=options.cpu_experts or "auto",
+        threads=options.expert_threads or physical_cores(),
+        room=max(budget - others, 0) if card.device.type != "cpu" else options.vram_bytes or 0,
     )
 
 

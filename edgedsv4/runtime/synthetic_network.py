@@ -6,7 +6,7 @@ the same block types. Shapes: config.json of DeepSeek-V4-Flash and DeepSeek-V4-P
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -17,18 +17,19 @@ from torch import Tensor
 from edgedsv4.config import ModelConfig, RopeScaling
 from edgedsv4.errors import ConfigError
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, empty_matrix, random_matrix
+from edgedsv4.model.gpu_banks import ExpertBank
 from edgedsv4.model.gpu_network import (
     DeviceCompressor,
     DeviceHyper,
     DeviceLayer,
     DeviceNetwork,
-    ExpertBank,
     side_by_side,
     stacked,
 )
 from edgedsv4.model.layer_plan import layer_plans
 
 if TYPE_CHECKING:
+    from edgedsv4.model.gpu_banks import PlacedLayer
     from edgedsv4.model.layer_plan import LayerPlan
 
 SyntheticName = Literal["flash", "pro"]
@@ -149,12 +150,19 @@ class RandomNetwork:
         experts: block types of the routed experts.
         device: where they are made; on `meta` nothing is drawn, and nothing takes memory.
         seed: the same one gives the same weights on the same kind of device.
+        placed: the routed experts of a layer, made elsewhere; None draws them.
     """
 
     def __init__(
-        self, config: ModelConfig, experts: ExpertTypes, device: torch.device, seed: int = 0
+        self,
+        config: ModelConfig,
+        experts: ExpertTypes,
+        device: torch.device,
+        seed: int = 0,
+        placed: Callable[[int], PlacedLayer] | None = None,
     ) -> None:
         self._config = config
+        self._placed = placed
         self._experts = experts
         self._device = device
         self._generator: torch.Generator | None = None
@@ -194,6 +202,7 @@ class RandomNetwork:
             entrance.append(("index_weights", self._matrix(SMALL_TYPE, config.index_heads, hidden)))
             rows = config.index_heads * config.index_dim
             queries.append(("iq", self._matrix(DENSE_TYPE, rows, rank)))
+        placed = None if self._placed is None else self._placed(plan.layer)
         inner = config.num_shared_experts * config.expert_width
         rows = (2 + config.hc_streams) * config.hc_streams
         return DeviceLayer(
@@ -217,7 +226,8 @@ class RandomNetwork:
             shared_w1=self._matrix(DENSE_TYPE, inner, hidden),
             shared_w3=self._matrix(DENSE_TYPE, inner, hidden),
             shared_w2=self._matrix(DENSE_TYPE, hidden, inner),
-            experts=self._bank(),
+            experts=self._bank() if placed is None else placed.bank.experts,
+            placed=placed,
         )
 
     def _bank(self) -> ExpertBank:

@@ -38,6 +38,17 @@ class KernelTime:
         return None if self.traffic is None else self.traffic.total / self.seconds
 
 
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """What the CPU computed for a decoded token on average."""
+
+    experts: float
+    seconds: float
+    """In its kernels."""
+    nbytes: float
+    """Of weights that it read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticReading:
     """The runs of one kind of work."""
@@ -54,6 +65,8 @@ class SyntheticReading:
     """Of one step, the longest first; empty when they were not asked for."""
     unseen: Mapping[str, Traffic] = field(default_factory=dict)
     """What kernels move that should have run, and are not among `kernels`."""
+    host: HostShare | None = None
+    """Where the CPU computes experts, too."""
 
     @property
     def label(self) -> str:
@@ -104,6 +117,10 @@ class SyntheticReading:
             "bytes_per_token": self.bytes_per_token,
             "share_of_reads": self.share(read_rate),
         }
+        if self.host is not None:
+            found["host_experts_per_token"] = self.host.experts
+            found["host_seconds_per_token"] = self.host.seconds
+            found["host_bytes_per_token"] = self.host.nbytes
         if self.kernels:
             found["kernels"] = [_kernel_json(kernel) for kernel in self.kernels]
         return found
@@ -130,6 +147,15 @@ class SyntheticReport:
     capture_seconds: float | None
     """First token of the next timeline: nothing is compiled, the step is captured anew."""
     readings: tuple[SyntheticReading, ...]
+    host: dict[str, object] = field(default_factory=dict)
+    """Threads, memory rate and placement, where the CPU computes experts, too."""
+
+    def host_share(self, reading: SyntheticReading) -> float | None:
+        """Bytes of experts that the CPU read per second, of the rate that its memory allows."""
+        rate = self.host.get("read_rate")
+        if reading.host is None or not isinstance(rate, float):
+            return None
+        return reading.rate * reading.host.nbytes / rate
 
     def problems(self) -> tuple[str, ...]:
         """What shows that the measurement is wrong, a sentence each."""
@@ -152,7 +178,11 @@ class SyntheticReport:
             "stream": {"bytes_per_second": self.read_rate, "bytes": self.read_bytes},
             "first_token_seconds": self.first_token_seconds,
             "capture_seconds": self.capture_seconds,
-            "results": [reading.to_json(self.read_rate) for reading in self.readings],
+            "host": self.host,
+            "results": [
+                {**reading.to_json(self.read_rate), "share_of_host_reads": self.host_share(reading)}
+                for reading in self.readings
+            ],
             "problems": list(self.problems()),
         }
 

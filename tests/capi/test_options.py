@@ -72,6 +72,7 @@ def test_every_engine_option_is_taken_over(field: dataclasses.Field[Any]) -> Non
         "dtype": "f64",
         "draft_model": "x.gguf",
         "dense_model": "y.gguf",
+        "cpu_experts": "off",
     }
     struct = ffi.new("dsv4_engine_options *", ENGINE[0])
     if field.name == "draft_model":

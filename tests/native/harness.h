@@ -31,6 +31,8 @@ void expect(int holds, const char *what);
 /* harness_levels.c */
 void check_levels(void);
 
+/* harness_experts.c; experts are those of a layer, a shared one is left out */
+void check_host_experts(dk_run *run, dk_experts experts, int64_t tokens);
 /* harness_network.c */
 void check_network(int threads);
 /* harness_tiles.c; nothing where the level in use has no tiles */

@@ -40,14 +40,23 @@ def parameters(rows: int) -> dict[str, Any]:
     }
 
 
-def step(tokens: int, *, has_output: bool, precise: bool = False, overlap: bool = False) -> None:
+def step(
+    tokens: int,
+    *,
+    has_output: bool,
+    precise: bool = False,
+    additions: int = 0,
+    overlap: bool = False,
+) -> None:
     o = empty(tokens, D) if has_output else None
+    extra, other = (empty(tokens, D) if additions > place else None for place in range(2))
     hyper_step(
         *(empty(tokens, D), empty(tokens, HC), empty(tokens, HC, HC), empty(tokens, HC, D), o),
         **parameters((2 + HC) * HC),
         work=empty(hyper_work_floats(tokens, D)),
         precise=precise,
-        extra=o if overlap else None,
+        extra=extra,
+        other=other,
         overlap=overlap,
     )
 
@@ -104,6 +113,9 @@ def cases(family: str) -> Iterator[tuple[str, Callable[[], None]]]:
     overlap = overlaps(family)
     yield "hyper_first", partial(step, 1, has_output=False, overlap=overlap)
     yield "hyper_decode", partial(step, 1, has_output=True, overlap=overlap)
+    for count, name in ((1, "shared"), (2, "shared_host")):
+        launch = partial(step, 1, has_output=True, additions=count, overlap=overlap)
+        yield f"hyper_{name}", launch
     if has_byte_products(family):
         for order in ORDERS:
             yield f"hyper_decode_{order}", partial(rounded_step, order, overlap=overlap)

@@ -11,6 +11,7 @@ from torch import Tensor
 from edgedsv4.kernels.gpu.byte_products import BYTE_ORDERS
 from edgedsv4.kernels.gpu.byte_vector import Order, empty_bytes, to_bytes
 from edgedsv4.kernels.gpu.expert_bytes import down_bytes, gate_up_bytes
+from edgedsv4.kernels.gpu.expert_split import split_experts
 from edgedsv4.kernels.gpu.expert_vec import expert_down, expert_gate_up
 from edgedsv4.kernels.gpu.matvec import matvec
 from edgedsv4.kernels.gpu.nvidia import has_byte_products, overlaps
@@ -99,6 +100,21 @@ def _down_bytes(name: str, family: str) -> None:
     down_bytes(_empty(1, HIDDEN), h, slots, _empty(CHOSEN), bank, overlap=overlaps(family))
 
 
+def _part(gate_up: str, down: str, family: str) -> None:
+    """Some of the experts are on the card."""
+    bank = empty_bank(gate_up, EXPERTS, WIDTH, HIDDEN, "meta")
+    h, slots, used = _empty(CHOSEN * WIDTH), *(_empty(n, dtype=torch.int32) for n in (CHOSEN, 1))
+    x, weights = _empty(1, HIDDEN), _empty(CHOSEN)
+    expert_gate_up(h, x, slots, (bank, bank), None, (10.0, 10.0), family=family, used=used)
+    bank = empty_bank(down, EXPERTS, HIDDEN, WIDTH, "meta")
+    expert_down(x, h, slots, weights, bank, None, family=family, used=used)
+
+
+def _split() -> None:
+    slots, used, ids, table = (_empty(n, dtype=torch.int32) for n in (CHOSEN, 1, CHOSEN, EXPERTS))
+    split_experts(slots, _empty(CHOSEN), used, ids, _empty(CHOSEN), table)
+
+
 def cases(family: str) -> Iterator[tuple[str, Callable[[], None]]]:
     """Name of a launch, and the call that makes it."""
     for name, (parts, columns, groups) in _PRODUCTS.items():
@@ -107,6 +123,8 @@ def cases(family: str) -> Iterator[tuple[str, Callable[[], None]]]:
     for name, (up, down) in _EXPERTS.items():
         yield f"gate and up, {name}", partial(_gate_up, up, family)
         yield f"down, {name}", partial(_down, down, family)
+        yield f"experts on the card, {name}", partial(_part, up, down, family)
+    yield "split", _split
     if has_byte_products(family):
         for name, order in BYTE_ORDERS.items():
             for inner in sorted(set(BYTE_ORDERS.values())):

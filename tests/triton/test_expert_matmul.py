@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ from triton_device import DEVICE
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.gpu import expert_tiling
 from edgedsv4.kernels.gpu.expert_matmul import (
+    ExpertPart,
     ExpertScratch,
     expert_ffn_chunk,
+    expert_ffn_parts,
     expert_scratch,
     expert_scratch_bytes,
 )
-from edgedsv4.kernels.gpu.expert_sort import sort_pairs, tile_capacity
+from edgedsv4.kernels.gpu.expert_sort import cut_tiles, sort_pairs, tile_capacity
 from edgedsv4.kernels.gpu.expert_tiling import tile_width
 from edgedsv4.kernels.gpu.half_tiles import HALF_TYPES
 from edgedsv4.kernels.gpu.planes import empty_bank, fill_bank
@@ -106,6 +109,8 @@ def _inputs(tokens: int, k: int, slots: int, hidden: int, seed: int) -> tuple[Te
     return x, ids.int(), torch.rand(tokens, k, generator=generator)
 
 
+# Of w1, w3 and w2 with a seed each.
+_SHAPES = (((96, 64), 1), ((96, 64), 11), ((64, 96), 21))
 CASES = {
     "one_token": (1, 2, 4, 64, 96, ("Q8_0", "Q8_0", "Q8_0"), 10.0),
     "odd_sizes": (5, 2, 4, 96, 96, ("Q8_0", "BF16", "F16"), math.inf),
@@ -203,7 +208,8 @@ def test_sort_equals_a_stable_sort(tokens: int, k: int, slots: int, width: int) 
     bounds = torch.full((2, slots), -7, dtype=torch.int32, device=DEVICE)
     capacity = tile_capacity(tokens * k, slots, width)
     tiles = torch.full((2, capacity), -7, dtype=torch.int32, device=DEVICE)
-    sort_pairs(order, bounds, tiles, ids.to(DEVICE), width)
+    sort_pairs(order, bounds, ids.to(DEVICE))
+    cut_tiles(tiles, bounds, tokens * k, width)
     flat, expected, cut = ids.flatten(), [], []
     for slot in range(slots):
         own = (flat == slot).nonzero().flatten().tolist()
@@ -213,6 +219,42 @@ def test_sort_equals_a_stable_sort(tokens: int, k: int, slots: int, width: int) 
     assert order[: len(expected)].tolist() == expected
     assert list(zip(*tiles[:, : len(cut)].tolist(), strict=True)) == cut
     assert (tiles[0, len(cut) :] == -1).all()
+
+
+def test_experts_in_parts_have_the_bits_of_experts_together() -> None:
+    x, ids, weights = _inputs(7, 2, 5, 64, 5)
+    banks = [_Bank("MXFP4", 5, *shape, seed) for shape, seed in _SHAPES]
+    whole = _run(x, ids, weights, banks, 10.0, precise=False)
+    scratch = _scratch(x, ids, banks, precise=False)
+    shuffled = [empty_bank("MXFP4", 3, *shape, DEVICE) for shape, _ in _SHAPES]
+    asked = []
+
+    def parts() -> Iterator[ExpertPart]:
+        for first, experts in enumerate(([4, 0], [], [1, 3, 2])):
+            places = torch.full((5,), -1, dtype=torch.int32)
+            for slot, expert in enumerate(experts):
+                places[expert] = 2 - slot
+                for bank, full in zip(shuffled, banks, strict=True):
+                    fill_bank(bank, 2 - slot, full.stored[expert])
+            asked.append(first)
+            w1, w3, w2 = shuffled
+            yield ExpertPart((w1, w3, w2), places.to(DEVICE))
+
+    out = torch.full(x.shape, math.nan, device=DEVICE)
+    inputs = (x.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE))
+    expert_ffn_parts(out, *inputs, parts(), 10.0, experts=5, scratch=scratch)
+    assert asked == [0, 1, 2]
+    assert torch.equal(out.cpu(), whole)
+
+
+def test_no_parts_give_zero() -> None:
+    x, ids, weights = _inputs(2, 1, 2, 64, 5)
+    banks = [_Bank("MXFP4", 2, *shape, seed) for shape, seed in _SHAPES]
+    scratch = _scratch(x, ids, banks, precise=False)
+    out = torch.full(x.shape, math.nan, device=DEVICE)
+    inputs = (x.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE))
+    expert_ffn_parts(out, *inputs, (), 10.0, experts=2, scratch=scratch)
+    assert not out.any()
 
 
 def test_tiles_are_as_wide_as_experts_have_tokens() -> None:

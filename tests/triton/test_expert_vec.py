@@ -84,6 +84,31 @@ def test_experts_without_a_shared_one() -> None:
     assert relative_error(out[0], downs[1] @ hidden) < F32_LIMIT
 
 
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_slots_that_do_not_count_are_not_touched(name: str, count: int) -> None:
+    slots = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)
+    (w1, _), (w3, _) = (_bank(name, WIDTH, HIDDEN, seed) for seed in (1, 11))
+    w2, _ = _bank(name, 19, WIDTH, 41)
+    used = torch.tensor([count], dtype=torch.int32, device=DEVICE)
+    x, weights = _vector(HIDDEN, 4)[None].to(DEVICE), torch.tensor([0.75, 0.25], device=DEVICE)
+
+    def run(slots: Tensor, weights: Tensor, used: Tensor | None) -> Tensor:
+        h = torch.full((len(slots) * WIDTH,), math.nan, device=DEVICE)
+        expert_gate_up(h, x, slots, (w1, w3), None, (1.5, 1.5), used=used)
+        out = torch.full((1, 19), math.nan, device=DEVICE)
+        expert_down(out, h, slots, weights, w2, None, used=used)
+        assert bool(h[count * WIDTH :].isnan().all())
+        return out
+
+    found = run(slots, weights, used)
+    if count == 0:
+        assert not found.any()
+    else:
+        expected = run(slots[:count], weights[:count], None)
+        assert torch.equal(found, expected)
+
+
 def test_a_vector_that_is_not_finite_gives_results_that_are_not() -> None:
     slots = torch.tensor([1], dtype=torch.int32, device=DEVICE)
     w1, _ = _bank("Q4_K", 4, HIDDEN, 1)

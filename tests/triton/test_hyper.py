@@ -188,3 +188,26 @@ def test_work_that_is_too_small_is_refused() -> None:
             constants=CONSTANTS,
             work=torch.empty(3, device=DEVICE),
         )
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_additions_are_added_to_the_output_in_order(tokens: int) -> None:
+    case = draw(tokens, 64)
+    generator = torch.Generator().manual_seed(9)
+    extra, other = (torch.randn(tokens, 64, generator=generator) for _ in range(2))
+
+    def run(o: Tensor, **additions: Tensor) -> tuple[Tensor, ...]:
+        x = torch.full((tokens, 64), torch.nan, device=DEVICE)
+        state = [t.to(DEVICE).clone() for t in (case.post, case.comb, case.streams)]
+        hyper_step(
+            *(x, *state, o.to(DEVICE)),
+            **{name: value.to(DEVICE) for name, value in case.parameters().items()},
+            constants=CONSTANTS,
+            work=torch.full((hyper_work_floats(tokens, 64),), torch.nan, device=DEVICE),
+            **{name: value.to(DEVICE) for name, value in additions.items()},
+        )
+        return x, *state
+
+    expected = run(case.o + extra + other)
+    for found, wanted in zip(run(case.o, extra=extra, other=other), expected, strict=True):
+        assert torch.equal(found, wanted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_model import tiny_config
@@ -68,3 +70,35 @@ def test_flash_layers_are_measured_and_explained() -> None:
     explained = sum(k.seconds for k in decode.kernels if k.traffic is not None)
     assert explained > 0.9 * decode.kernel_seconds
     assert decode.kernel_seconds < 1.2 * decode.median_seconds
+
+
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_experts_in_main_memory_give_a_token(mode: str) -> None:
+    options = replace(OPTIONS, cpu_experts=mode, expert_threads=2, vram_bytes=64 << 10)
+    made = SyntheticModel(CONFIG, options, card())
+    hybrid = made.network.hybrid
+    assert hybrid is not None
+    assert hybrid.host is not None
+    made.go_to(60)
+    forward = made.model.forward(torch.tensor([1]), made.cache)
+    assert forward.logits is not None
+    assert bool(torch.isfinite(forward.logits).all())
+    assert hybrid.host.counts().calls > 0
+    made.close()
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="needs a GPU")
+@pytest.mark.parametrize("mode", ["auto", "on", "off"])
+def test_flash_layers_run_beside_the_cpu(mode: str) -> None:
+    options = SyntheticOptions(
+        layers=4, prompts=(8, 512), generate=20, depths=(0,), cpu_experts=mode, vram_bytes=8 << 30
+    )
+    report = measure_synthetic(options)
+    decode = report.readings[0]
+    assert not report.problems()
+    share = report.host_share(decode)
+    if mode == "on":
+        assert decode.host is not None
+        assert decode.host.experts == 4 * 6
+        assert share is not None
+        assert 0.05 < share < 1.1

@@ -46,6 +46,19 @@ class LaneTile:
     """Registers per thread at most; 0 for any number."""
 
 
+@dataclass(frozen=True, slots=True)
+class LaneSizes:
+    """What a launch depends on beside its tensors."""
+
+    family: str
+    tile: LaneTile | None
+    """Other sizes than those of the table."""
+    used: Tensor | None
+    """int32 [1], how many of the slots count; None for all."""
+    width: int = 0
+    """F, for gate and up."""
+
+
 _GATE_UP = {
     "sm_9": LaneTile(16, 264, hold=False, shared=4),
     "sm_10": LaneTile(16, 296, hold=False, shared=4),
@@ -85,12 +98,10 @@ def gate_up_lanes(
     shared: tuple[DeviceMatrix, DeviceMatrix] | None,
     limits: tuple[float, float],
     *,
-    width: int,
-    family: str,
-    tile: LaneTile | None,
+    sizes: LaneSizes,
 ) -> None:
     """`expert_gate_up` with checked arguments."""
-    tile = tile or _tile(_GATE_UP, _OTHER_GATE_UP, family)
+    tile, width = sizes.tile or _tile(_GATE_UP, _OTHER_GATE_UP, sizes.family), sizes.width
     w1, w3 = gate_up
     s1, s3 = shared if shared is not None else gate_up
     shared_rows = s1.rows if shared is not None else 0
@@ -100,7 +111,7 @@ def gate_up_lanes(
     launch(
         gate_up_kernel,
         (min(tiles, tile.programs),),
-        *(h, x, slots, *_planes(w1), *_planes(w3), _table(w1)),
+        *(h, x, slots, sizes.used, *_planes(w1), *_planes(w3), _table(w1)),
         *(c0, s1.planes[1], d0, s3.planes[1], len(slots), width, shared_rows, *limits),
         K=w1.cols,
         TYPE=w1.type,
@@ -121,18 +132,17 @@ def down_lanes(
     down: DeviceMatrix,
     shared: DeviceMatrix | None,
     *,
-    family: str,
-    tile: LaneTile | None,
+    sizes: LaneSizes,
 ) -> None:
     """`expert_down` with checked arguments."""
-    tile = tile or _tile(_DOWN, _OTHER_DOWN, family)
+    tile = sizes.tile or _tile(_DOWN, _OTHER_DOWN, sizes.family)
     other = shared if shared is not None else down
     blocks = len(slots) * (down.cols // 256)
     warps = min(tile.warps, power_of_two(blocks))
     launch(
         down_kernel,
         (-(-out.numel() // 16),),
-        *(out, h, slots, weights, *_planes(down), _table(down)),
+        *(out, h, slots, weights, sizes.used, *_planes(down), _table(down)),
         *(other.planes[0].view(torch.uint8), other.planes[1], len(slots), out.numel()),
         K=down.cols,
         TYPE=down.type,
@@ -184,6 +194,7 @@ def gate_up_kernel(
     h_ptr,
     x_ptr,
     slots_ptr,
+    used_ptr,
     a0,
     a1,
     a2,
@@ -211,9 +222,14 @@ def gate_up_kernel(
     o_u = tl.arange(0, BU)
     blocks = tl.cdiv(width, 8)
     tiles = blocks * chosen
+    last = tiles - 1
+    if used_ptr is not None:
+        # Without any, the first one's rows are loaded and not used.
+        tiles = blocks * tl.load(used_ptr)
+        last = tl.maximum(tiles - 1, 0)
     tile = tl.program_id(0)
     first, second, scale = _gate_up_load(
-        a0, a1, a2, b0, b1, b2, slots_ptr, tl.minimum(tile, tiles - 1), width, K, TYPE, BU
+        a0, a1, a2, b0, b1, b2, slots_ptr, tl.minimum(tile, last), width, K, TYPE, BU
     )
     x = load_vector(x_ptr, o_u, o_u < K // 256)
     table = tl.load(table_ptr + tl.arange(0, 256))
@@ -226,7 +242,7 @@ def gate_up_kernel(
         while tile < tiles:
             after = tile + tl.num_programs(0)
             later, more, scales = _gate_up_load(
-                *(a0, a1, a2, b0, b1, b2, slots_ptr, tl.minimum(after, tiles - 1), width, K),
+                *(a0, a1, a2, b0, b1, b2, slots_ptr, tl.minimum(after, last), width, K),
                 *(TYPE, BU),
             )
             acc = product(x, sums, first, second, scale, table, constants, TYPE, BU)
@@ -236,7 +252,7 @@ def gate_up_kernel(
         for i in tl.range(tile, tiles, tl.num_programs(0), num_stages=1):
             after = i + tl.num_programs(0)
             later, more, scales = _gate_up_load(
-                *(a0, a1, a2, b0, b1, b2, slots_ptr, tl.minimum(after, tiles - 1), width, K),
+                *(a0, a1, a2, b0, b1, b2, slots_ptr, tl.minimum(after, last), width, K),
                 *(TYPE, BU),
             )
             acc = product(x, sums, first, second, scale, table, constants, TYPE, BU)
@@ -304,6 +320,7 @@ def down_kernel(
     h_ptr,
     slots_ptr,
     weights_ptr,
+    used_ptr,
     p0,
     p1,
     p2,
@@ -321,8 +338,11 @@ def down_kernel(
     """Kernel of `down_lanes`."""
     first = tl.program_id(0) * 16
     o_n = first + tl.arange(0, 16)
+    used = chosen
+    if used_ptr is not None:
+        used = tl.load(used_ptr)
     words, small, scale, h, weight = _down_load(
-        h_ptr, slots_ptr, weights_ptr, p0, p1, p2, 0, chosen, first, rows, K, TYPE, BU
+        h_ptr, slots_ptr, weights_ptr, p0, p1, p2, 0, used, first, rows, K, TYPE, BU
     )
     if TYPE == "IQ2_XXS":
         table = tl.load(table_ptr + tl.arange(0, 256))
@@ -334,10 +354,10 @@ def down_kernel(
         table = 0
         constants = (0, 0)
     acc = tl.zeros([BU, 16, 2], tl.float32)
-    steps = tl.cdiv(chosen * (K // 256), BU)
+    steps = tl.cdiv(used * (K // 256), BU)
     for step in tl.range(0, steps, num_stages=1):
         later, more, scales, h_later, w_later = _down_load(
-            h_ptr, slots_ptr, weights_ptr, p0, p1, p2, step + 1, chosen, first, rows, K, TYPE, BU
+            h_ptr, slots_ptr, weights_ptr, p0, p1, p2, step + 1, used, first, rows, K, TYPE, BU
         )
         x, sums = vector_operand(h * weight[:, None], TYPE, BU)
         acc += product(x, sums, words, small, scale, table, constants, TYPE, BU)

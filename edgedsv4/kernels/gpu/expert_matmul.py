@@ -7,11 +7,15 @@ Pairs (token, expert) are sorted by expert; a program multiplies some rows of on
 of its tokens. The weights are decoded in registers and are the left operand, so that an expert with
 few tokens still fills the matrix units. The places of a token are added in their order.
 The reference is `kernels.expert_ffn` with the sum of `model.moe`.
+
+Experts need not all be in memory: they are computed part by part, and a token's results are added
+when all parts are done. So they have the same bits wherever an expert lay, and whenever it came.
 """
 # house-rule: long file, because the kernels of one grouped product and their launches share tiles.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +26,7 @@ from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.conversions import dot_acc, to_bf16
 from edgedsv4.kernels.gpu.decode_product import PRODUCT_TYPES, product_tile
-from edgedsv4.kernels.gpu.expert_sort import sort_pairs, tile_capacity
+from edgedsv4.kernels.gpu.expert_sort import cut_tiles, sort_pairs, tile_capacity
 from edgedsv4.kernels.gpu.expert_sum import sum_places
 from edgedsv4.kernels.gpu.expert_tiling import (
     WIDTHS,
@@ -105,6 +109,27 @@ def expert_scratch_bytes(
     return sum(part.numel() * part.element_size() for part in parts)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertPart:
+    """Experts that are in memory at a time."""
+
+    banks: tuple[DeviceMatrix, DeviceMatrix, DeviceMatrix]
+    """Of gate and up matrices, [slots * F, D], and of down matrices, [slots * D, F]."""
+    places: Tensor | None
+    """int32 [E], slot of each expert, negative for those of other parts; None: all, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What the launches of a chunk have in common."""
+
+    experts: int
+    k: int
+    pairs: int
+    limit: float
+    precise: bool
+
+
 def expert_ffn_chunk(
     out: Tensor,
     x: Tensor,
@@ -116,7 +141,7 @@ def expert_ffn_chunk(
     scratch: ExpertScratch,
     precise: bool = False,
 ) -> None:
-    """Run the routed experts of a chunk; six launches, no transfer to the host.
+    """Run the routed experts of a chunk; seven launches, no transfer to the host.
 
     Args:
         out: out, [T, D] f32, contiguous.
@@ -131,22 +156,77 @@ def expert_ffn_chunk(
     Raises:
         ShapeError: if the shapes do not fit each other.
     """
-    w1, w3, w2 = banks
-    slots = _check((out, x, ids, weights), banks, scratch, precise=precise)
+    expert_ffn_parts(
+        out,
+        x,
+        ids,
+        weights,
+        (ExpertPart(banks, None),),
+        limit,
+        experts=banks[2].rows // x.shape[1],
+        scratch=scratch,
+        precise=precise,
+    )
+
+
+def expert_ffn_parts(
+    out: Tensor,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    parts: Iterable[ExpertPart],
+    limit: float,
+    *,
+    experts: int,
+    scratch: ExpertScratch,
+    precise: bool = False,
+) -> None:
+    """Run the routed experts of a chunk, part by part.
+
+    Args:
+        out: out, [T, D] f32, contiguous.
+        x: [T, D] f32 or bf16, contiguous.
+        ids: experts, int32 [T, k]; a place with a number outside of 0 .. E - 1 adds nothing.
+        weights: routing weights, f32 [T, k].
+        parts: where experts are. The next one is asked for when what uses this one was launched.
+            Every expert of `ids` must be in one of them; none for no experts at all.
+        limit: clamp of the hidden layer; inf for none.
+        experts: E.
+        scratch: working memory, made for the same precision and E slots.
+        precise: products in f32 instead of bf16 products with f32 sums.
+
+    Raises:
+        ShapeError: if the shapes do not fit each other.
+    """
     if len(x) == 0:
         return
-    gate_up, down = tilings((w1, w3, w2), precise)
-    pairs, k = ids.numel(), ids.shape[1]
-    block = tile_width(pairs, slots, min(max(gate_up), max(down)))
-    capacity = tile_capacity(pairs, slots, block)
+    size = _Sizes(experts, ids.shape[1], ids.numel(), limit, precise)
+    bounds = scratch.bounds[: 2 * experts].view(2, experts)
+    packed: torch.dtype | None = None
+    for part in parts:
+        _check((out, x, ids, weights), part, scratch, size)
+        own = _in_halves(scratch, *part.banks, precise)
+        if packed is None:
+            sort_pairs(scratch.order, bounds, ids)
+        if own.x.dtype != packed:
+            pack_activations(own.x, x)
+            packed = own.x.dtype
+        _run_part(own, bounds, part, size)
+    if packed is None:
+        out.zero_()
+        return
+    sum_places(out, scratch.outputs, ids, weights, experts)
+
+
+def _run_part(scratch: ExpertScratch, bounds: Tensor, part: ExpertPart, size: _Sizes) -> None:
+    gate_up, down = tilings(part.banks, size.precise)
+    block = tile_width(size.pairs, size.experts, min(max(gate_up), max(down)))
+    capacity = tile_capacity(size.pairs, size.experts, block)
     tiles = scratch.tiles[: 2 * capacity].view(2, capacity)
-    bounds = scratch.bounds[: 2 * slots].view(2, slots)
-    scratch = _in_halves(scratch, w1, w3, w2, precise)
-    pack_activations(scratch.x, x)
-    sort_pairs(scratch.order, bounds, tiles, ids, block)
-    _launch_gate_up(scratch, tiles, bounds, (w1, w3), gate_up[block], limit=limit, k=k, block=block)
-    _launch_down(scratch, tiles, bounds, w2, down[block], block=block)
-    sum_places(out, scratch.outputs, ids, weights, slots)
+    cut_tiles(tiles, bounds, size.pairs, block, part.places)
+    table = _Table(tiles, bounds, part.places, block)
+    _launch_gate_up(scratch, table, part.banks, gate_up[block], size)
+    _launch_down(scratch, table, part.banks[2], down[block], size)
 
 
 def _in_halves(
@@ -163,80 +243,90 @@ def _in_halves(
 
 def _check(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-    banks: tuple[DeviceMatrix, ...],
+    part: ExpertPart,
     scratch: ExpertScratch,
-    *,
-    precise: bool,
-) -> int:
-    """Number of slots of the banks; tensors are the result, x, ids and weights."""
+    size: _Sizes,
+) -> None:
+    """Tensors are the result, x, ids and weights."""
     out, x, ids, weights = tensors
-    w1, w3, w2 = banks
+    w1, w3, w2 = part.banks
     tokens, hidden = x.shape
-    width = w2.cols
-    slots = w2.rows // hidden
+    width, slots = w2.cols, w2.rows // hidden
     fits = (w1.rows, w3.rows, w2.rows) == (slots * width, slots * width, slots * hidden)
     fits = fits and (w1.cols, w3.cols) == (hidden, hidden) and out.shape == x.shape
     fits = fits and ids.shape == weights.shape and len(ids) == tokens
-    if not fits:
+    whole = slots if part.places is None else part.places.numel()
+    if not (fits and whole == size.experts):
         raise ShapeError(
             f"expert_ffn_chunk: x {list(x.shape)}, out {list(out.shape)}, ids {list(ids.shape)},"
             f" weights {list(weights.shape)}, w1 [{w1.rows}, {w1.cols}], w3 [{w3.rows}, {w3.cols}],"
-            f" w2 [{w2.rows}, {w2.cols}]"
+            f" w2 [{w2.rows}, {w2.cols}], {whole} of {size.experts} experts"
         )
     if not all(tensor.is_contiguous() for tensor in (out, x, ids, weights)):
         raise ShapeError("expert_ffn_chunk: out, x, ids and weights must be contiguous")
-    pairs = ids.numel()
-    dtype = torch.float32 if precise else torch.bfloat16
+    pairs, experts = size.pairs, size.experts
+    dtype = torch.float32 if size.precise else torch.bfloat16
     has_room = len(scratch.x) >= tokens and scratch.x.shape[1] == padded(hidden)
     has_room = (
         has_room and len(scratch.hidden) >= pairs and scratch.hidden.shape[1] == padded(width)
     )
-    has_room = has_room and scratch.bounds.numel() >= 2 * slots and scratch.hidden.dtype == dtype
+    has_room = has_room and scratch.bounds.numel() >= 2 * experts and scratch.hidden.dtype == dtype
     if scratch.x.numel() >= 1 << 31 or scratch.hidden.numel() >= 1 << 31:
         raise ShapeError("expert_ffn_chunk: the chunk is too long for 32-bit offsets")
     if not has_room:
         raise ShapeError(
-            f"expert_ffn_chunk: scratch for {dtype} and {pairs} pairs of {slots} slots is needed,"
+            f"expert_ffn_chunk: scratch for {dtype} and {pairs} pairs of {experts} slots is needed,"
             f" found {scratch.hidden.dtype} {list(scratch.hidden.shape)},"
             f" x {list(scratch.x.shape)}, {scratch.bounds.numel() // 2} slots"
         )
-    return slots
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """Tiles of a part, see `expert_sort`."""
+
+    tiles: Tensor
+    bounds: Tensor
+    places: Tensor | None
+    block: int
+    """Pairs per tile."""
+
+    @property
+    def capacity(self) -> int:
+        """Tiles at most."""
+        return self.tiles.shape[1]
 
 
 def _launch_gate_up(
     scratch: ExpertScratch,
-    tiles: Tensor,
-    bounds: Tensor,
-    banks: tuple[DeviceMatrix, DeviceMatrix],
+    table: _Table,
+    banks: tuple[DeviceMatrix, DeviceMatrix, DeviceMatrix],
     tiling: Tiling,
-    *,
-    limit: float,
-    k: int,
-    block: int,
+    size: _Sizes,
 ) -> None:
-    w1, w3 = banks
-    slots, capacity = bounds.shape[1], tiles.shape[1]
+    w1, w3, w2 = banks
     stride_hidden_row = scratch.hidden.shape[1]
     is_precise = scratch.hidden.dtype == torch.float32
     kernel = _gate_up_kernel if is_pair(w1, w3, is_precise) else _gate_then_up_kernel
     launch(
         kernel,
-        (cdiv(stride_hidden_row, tiling.rows), capacity),
+        (cdiv(stride_hidden_row, tiling.rows), table.capacity),
         scratch.hidden,
         scratch.x,
         scratch.order,
-        bounds,
-        tiles,
+        table.bounds,
+        table.tiles,
+        table.places,
         *_planes(w1, scratch.x.dtype),
         *_planes(w3, scratch.x.dtype),
-        float(limit),
-        slots,
-        capacity,
-        k,
+        float(size.limit),
+        size.experts,
+        table.capacity,
+        size.k,
         scratch.x.shape[1],
         stride_hidden_row,
         D=w1.cols,
-        F=w1.rows // slots,
+        F=w2.cols,
         TYPE1=w1.type,
         SCALE1=w1.scale_cols,
         TYPE3=w3.type,
@@ -245,34 +335,28 @@ def _launch_gate_up(
         IS_SPLIT=is_split(),
         BR=tiling.rows,
         BK=_columns(tiling, w1, w3),
-        BT=block,
+        BT=table.block,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
 
 
 def _launch_down(
-    scratch: ExpertScratch,
-    tiles: Tensor,
-    bounds: Tensor,
-    w2: DeviceMatrix,
-    tiling: Tiling,
-    *,
-    block: int,
+    scratch: ExpertScratch, table: _Table, w2: DeviceMatrix, tiling: Tiling, size: _Sizes
 ) -> None:
-    slots, capacity = bounds.shape[1], tiles.shape[1]
-    rows = w2.rows // slots
+    rows = scratch.outputs.shape[1]
     launch(
         _down_kernel,
-        (cdiv(rows, tiling.rows), capacity),
+        (cdiv(rows, tiling.rows), table.capacity),
         scratch.outputs,
         scratch.hidden,
         scratch.order,
-        bounds,
-        tiles,
+        table.bounds,
+        table.tiles,
+        table.places,
         *_planes(w2, scratch.hidden.dtype),
-        slots,
-        capacity,
+        size.experts,
+        table.capacity,
         scratch.hidden.shape[1],
         D=rows,
         F=w2.cols,
@@ -281,7 +365,7 @@ def _launch_down(
         PRECISE=scratch.hidden.dtype == torch.float32,
         BR=tiling.rows,
         BK=_columns(tiling, w2),
-        BT=block,
+        BT=table.block,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
@@ -315,6 +399,15 @@ def _places(tiles_ptr, bounds_ptr, slot, slots, capacity, BT: tl.constexpr):
 
 
 @triton.jit
+def _place(places_ptr, slot):
+    """Where the rows of an expert are in the bank, int64."""
+    place = slot
+    if places_ptr is not None:
+        place = tl.load(places_ptr + slot)
+    return place.to(tl.int64)
+
+
+@triton.jit
 def _store_hidden(hidden_ptr, gate, up, limit, o_row, o_place, m_place, stride_hidden_row):
     """SwiGLU of two [BR, BT]; rows past F are zero, as their weights are."""
     gate = tl.where(gate > limit, limit, gate)  # a NaN stays
@@ -335,6 +428,7 @@ def _gate_up_kernel(
     order_ptr,
     bounds_ptr,
     tiles_ptr,
+    places_ptr,
     a0,
     a1,
     a2,
@@ -374,7 +468,7 @@ def _gate_up_kernel(
     o_x = token[None, :] * stride_x_row + tl.arange(0, BK)[:, None]  # [BK, BT]
     m_x = m_place[None, :]
     first = tl.program_id(0) * BR
-    slot_row = slot.to(tl.int64) * F
+    slot_row = _place(places_ptr, slot) * F
     acc = tl.zeros([2 * BR, BT], tl.float32)
     if x_ptr.dtype.element_ty == tl.float16:
         o = first + tl.arange(0, BR)
@@ -408,6 +502,7 @@ def _gate_then_up_kernel(
     order_ptr,
     bounds_ptr,
     tiles_ptr,
+    places_ptr,
     a0,
     a1,
     a2,
@@ -445,7 +540,7 @@ def _gate_then_up_kernel(
     token = tl.load(order_ptr + o_place, mask=m_place, other=0) // k  # [BT]
     o_row = tl.program_id(0) * BR + tl.arange(0, BR)  # [BR]
     m_row = o_row < F
-    row = slot.to(tl.int64) * F + o_row
+    row = _place(places_ptr, slot) * F + o_row
     o_x = token[None, :] * stride_x_row + tl.arange(0, BK)[:, None]  # [BK, BT]
     gate = tl.zeros([BR, BT], tl.float32)
     up = tl.zeros([BR, BT], tl.float32)
@@ -475,6 +570,7 @@ def _down_kernel(
     order_ptr,
     bounds_ptr,
     tiles_ptr,
+    places_ptr,
     a0,
     a1,
     a2,
@@ -499,13 +595,13 @@ def _down_kernel(
     pair = tl.load(order_ptr + o_place, mask=m_place, other=0)  # [BT]
     o_row = tl.program_id(0) * BR + tl.arange(0, BR)  # [BR]
     m_row = o_row < D
-    row = slot.to(tl.int64) * D + o_row
+    row = _place(places_ptr, slot) * D + o_row
     o_h = o_place[None, :] * stride_hidden_row + tl.arange(0, BK)[:, None]  # [BK, BT]
     m_h = m_place[None, :]
     acc = tl.zeros([BR, BT], tl.float32)
     if hidden_ptr.dtype.element_ty == tl.float16:
         o = tl.program_id(0) * BR + tl.arange(0, BR // 2) // 8 * 8 + tl.arange(0, BR // 2)
-        a_row = slot.to(tl.int64) * D + o
+        a_row = _place(places_ptr, slot) * D + o
         b_row, a_mask, b_mask = a_row + 8, o < D, o + 8 < D
         h_ptr = hidden_ptr + o_h
         acc = add_halves(

@@ -5,6 +5,9 @@ of the pairs, the pairs of slot e are order[bounds[0, e] : bounds[1, e]]. They a
 `width` pairs; tile i belongs to slot tiles[0, i] and starts at position tiles[1, i]. Their number
 is known on the device only, so the table is as long as it can get and ends with slots of -1. A pair
 whose slot is negative or not in the bank is left out.
+
+Where only some of the experts are in memory at a time, slots are numbers of experts, the pairs are
+sorted once, and each part of the experts gets a table of its own (`cut_tiles` with `places`).
 """
 
 from __future__ import annotations
@@ -25,34 +28,56 @@ def tile_capacity(pairs: int, slots: int, width: int) -> int:
     return min(slots, pairs) + pairs // width
 
 
-def sort_pairs(order: Tensor, bounds: Tensor, tiles: Tensor, ids: Tensor, width: int) -> None:
-    """Fill `order`, `bounds` and `tiles` of the module docstring; two launches.
+def sort_pairs(order: Tensor, bounds: Tensor, ids: Tensor) -> None:
+    """Fill `order` and `bounds` of the module docstring; one launch.
 
     Args:
         order: out, int32 [T * k]; its end is left as it was if pairs are left out.
         bounds: out, int32 [2, slots].
-        tiles: out, int32 [2, n], n at least `tile_capacity(T * k, slots, width)`.
         ids: int32 [T, k], contiguous.
-        width: pairs per tile.
 
     Raises:
         ShapeError: if the shapes do not fit.
     """
-    pairs, slots, capacity = ids.numel(), bounds.shape[1], tiles.shape[1]
-    if order.numel() < pairs or capacity < tile_capacity(pairs, slots, width):
+    pairs, slots = ids.numel(), bounds.shape[1]
+    if order.numel() < pairs or not (ids.is_contiguous() and bounds.is_contiguous()):
         raise ShapeError(
-            f"sort_pairs: {pairs} pairs of {slots} slots, order {list(order.shape)},"
-            f" tiles {list(tiles.shape)} of {width}"
+            f"sort_pairs: {pairs} pairs of {slots} slots, order {list(order.shape)};"
+            " ids and bounds must be contiguous"
         )
-    if not (ids.is_contiguous() and bounds.is_contiguous() and tiles.is_contiguous()):
-        raise ShapeError("sort_pairs: ids, bounds and tiles must be contiguous")
     block = min(_SORT_BLOCK, max(32, power_of_two(pairs)))
     launch(_sort_kernel, (slots,), order, bounds, ids, pairs, slots, BLOCK=block, num_warps=4)
+
+
+def cut_tiles(
+    tiles: Tensor, bounds: Tensor, pairs: int, width: int, places: Tensor | None = None
+) -> None:
+    """Fill `tiles` of the module docstring; one launch.
+
+    Args:
+        tiles: out, int32 [2, n], n at least `tile_capacity(pairs, slots, width)`.
+        bounds: int32 [2, slots] of `sort_pairs`.
+        pairs: T * k.
+        width: pairs per tile.
+        places: int32 [slots]; only slots whose place is not negative get tiles. None for all.
+
+    Raises:
+        ShapeError: if the shapes do not fit.
+    """
+    slots, capacity = bounds.shape[1], tiles.shape[1]
+    is_whole = tiles.is_contiguous() and bounds.is_contiguous()
+    fits = places is None or places.shape == (slots,)
+    if capacity < tile_capacity(pairs, slots, width) or not (is_whole and fits):
+        raise ShapeError(
+            f"cut_tiles: {pairs} pairs of {slots} slots, tiles {list(tiles.shape)} of {width},"
+            f" places {None if places is None else list(places.shape)}"
+        )
     launch(
         _tile_kernel,
         (cdiv(capacity, _TILE_BLOCK),),
         tiles,
         bounds,
+        places,
         slots,
         capacity,
         WIDTH=width,
@@ -90,6 +115,7 @@ def _sort_kernel(order_ptr, bounds_ptr, ids_ptr, pairs, slots, BLOCK: tl.constex
 def _tile_kernel(
     tiles_ptr,
     bounds_ptr,
+    places_ptr,
     slots,
     capacity,
     WIDTH: tl.constexpr,
@@ -107,6 +133,9 @@ def _tile_kernel(
         start = tl.load(bounds_ptr + first + o_slot, mask=m_slot, other=0)
         end = tl.load(bounds_ptr + slots + first + o_slot, mask=m_slot, other=0)
         count = (end - start + WIDTH - 1) // WIDTH
+        if places_ptr is not None:
+            place = tl.load(places_ptr + first + o_slot, mask=m_slot, other=-1)
+            count = tl.where(place >= 0, count, 0)
         upto = total + tl.cumsum(count, axis=0)
         is_past = (upto[None, :] <= o_tile[:, None]) & m_slot[None, :]  # [BLOCK_TILES, BLOCK_SLOTS]
         slot += tl.sum(is_past.to(tl.int32), axis=1)

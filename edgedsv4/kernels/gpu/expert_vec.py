@@ -1,7 +1,8 @@
 """The experts of one token.
 
 h_j = silu(min(a, limit)) clamp(b, -limit, limit) with a = W1_j x and b = W3_j x, then
-out = sum_j weight_j W2_j h_j, in slot order, then the shared expert.
+out = sum_j weight_j W2_j h_j, in slot order, then the shared expert. With `used` only the first of
+the slots are computed, how many says the device: no bytes of the others are read.
 
 Banks hold the rows of an expert at slot * F (W1, W3) or slot * D (W2). The rows of the shared
 expert, of a type of its own, are further programs of the same launch.
@@ -18,6 +19,7 @@ from torch import Tensor
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.expert_lanes import (
+    LaneSizes,
     LaneTile,
     down_lanes,
     fits_lanes,
@@ -87,6 +89,7 @@ def expert_gate_up(
     family: str = "sm_90",
     tile: LaneTile | None = None,
     overlap: bool = False,
+    used: Tensor | None = None,
 ) -> None:
     """Hidden layers of the chosen experts and of the shared one.
 
@@ -100,6 +103,8 @@ def expert_gate_up(
         family: target family, the key of the tile table.
         tile: other sizes than those of the table, of types with `lane_dots`.
         overlap: see `nvidia.overlap_options`; not of those types.
+        used: int32 [1], how many of the slots count, 0..k; None for all. The hidden layers of the
+            others are left as they were; the first slot is one of the bank in any case.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -111,7 +116,8 @@ def expert_gate_up(
     width = (h.numel() - shared_rows) // chosen
     _check_gate_up(h, x, slots, (w1, w3, s1, s3), (width, shared_rows))
     if fits_lanes(w1, shared[0] if shared is not None else None, family):
-        gate_up_lanes(h, x, slots, gate_up, shared, limits, width=width, family=family, tile=tile)
+        sizes = LaneSizes(family, tile, used, width)
+        gate_up_lanes(h, x, slots, gate_up, shared, limits, sizes=sizes)
         return
     table = _GATE_UP if unit_columns(w1.type) == 32 else _BLOCK_GATE_UP
     size = _tile(table, _OTHER_GATE_UP, family)
@@ -122,7 +128,7 @@ def expert_gate_up(
     launch(
         _gate_up_kernel,
         (programs,),
-        *(h, x, slots, *_planes(w1, is_grouped), *_planes(w3, is_grouped)),
+        *(h, x, slots, used, *_planes(w1, is_grouped), *_planes(w3, is_grouped)),
         *(*_planes(s1, is_shared_grouped), *_planes(s3, is_shared_grouped)),
         *(chosen, width, shared_rows, *limits),
         K=columns,
@@ -154,6 +160,7 @@ def expert_down(
     family: str = "sm_90",
     tile: LaneTile | None = None,
     overlap: bool = False,
+    used: Tensor | None = None,
 ) -> None:
     """Weighted sum of the outputs of the chosen experts, and of the shared one.
 
@@ -167,6 +174,7 @@ def expert_down(
         family: target family, the key of the tile table.
         tile: other sizes than those of the table, of types with `lane_dots`.
         overlap: see `nvidia.overlap_options`; not of those types.
+        used: as for `expert_gate_up`.
 
     Raises:
         ShapeError: if the shapes do not fit each other.
@@ -182,7 +190,8 @@ def expert_down(
             f" weights {list(weights.shape)}, bank [{down.rows}, {columns}], shared {shared}"
         )
     if fits_lanes(down, shared, family):
-        down_lanes(out, h, slots, weights, down, shared, family=family, tile=tile)
+        sizes = LaneSizes(family, tile, used)
+        down_lanes(out, h, slots, weights, down, shared, sizes=sizes)
         return
     size = _tile(_DOWN, _OTHER_DOWN, family)
     are_grouped = _is_grouped(down, family) and _is_grouped(other, family)
@@ -191,7 +200,7 @@ def expert_down(
     launch(
         _down_kernel,
         (-(-rows // block),),
-        *(out, h, slots, weights, *_planes(down, are_grouped), *_planes(other, are_grouped)),
+        *(out, h, slots, weights, used, *_planes(down, are_grouped), *_planes(other, are_grouped)),
         *(chosen, rows),
         K=columns,
         TYPE=down.type,
@@ -289,6 +298,7 @@ def _gate_up_kernel(
     h_ptr,
     x_ptr,
     slots_ptr,
+    used_ptr,
     a0,
     a1,
     a2,
@@ -328,8 +338,11 @@ def _gate_up_kernel(
     await_inputs(OVERLAP)
     # The programs of the shared expert read the most bytes, so they start first.
     i = tl.program_id(0) - tl.cdiv(shared_rows, SHARED_BN)
+    blocks = tl.cdiv(width, BN)
+    if used_ptr is not None:  # noqa: SIM102 - decided when it is compiled
+        if i >= tl.load(used_ptr) * blocks:
+            return
     if i >= 0:
-        blocks = tl.cdiv(width, BN)
         i_slot = i // blocks
         first = (i - i_slot * blocks) * BN
         base = tl.load(slots_ptr + i_slot).to(tl.int64) * width
@@ -411,6 +424,7 @@ def _down_kernel(
     h_ptr,
     slots_ptr,
     weights_ptr,
+    used_ptr,
     a0,
     a1,
     a2,
@@ -438,8 +452,11 @@ def _down_kernel(
 ):
     await_inputs(OVERLAP)
     first = tl.program_id(0) * BN
+    used = chosen
+    if used_ptr is not None:
+        used = tl.load(used_ptr)
     out = _down_rows(
-        *(h_ptr, slots_ptr, weights_ptr, a0, a1, a2, a3, chosen, first, rows, False),
+        *(h_ptr, slots_ptr, weights_ptr, a0, a1, a2, a3, used, first, rows, False),
         *(K, TYPE, SCALE_COLS, UNIT, BU, BN, BG, STAGES),
     )
     if SHARED_TYPE != "":

@@ -65,6 +65,7 @@ def hyper_step(
     extra: Tensor | None = None,
     rounded: ByteVector | None = None,
     overlap: bool = False,
+    other: Tensor | None = None,
 ) -> None:
     """Write the previous sublayer's output to the streams and read the next one's input.
 
@@ -85,6 +86,7 @@ def hyper_step(
         extra: [T, D] float32 to be added to `o`, for few tokens alone.
         rounded: place for x rounded to bytes, for one token alone.
         overlap: see `nvidia.overlap_options`; for few tokens alone.
+        other: [T, D] float32 to be added after `extra`, likewise.
 
     Raises:
         ShapeError: if the shapes disagree or a tensor is not contiguous.
@@ -95,7 +97,8 @@ def hyper_step(
     rows = (2 + STREAMS) * STREAMS
     if x.shape != (tokens, hidden) or fn.shape[0] != rows or scale.shape != (3,):
         raise ShapeError(f"hyper: x, fn, scale are {[tuple(t.shape) for t in (x, fn, scale)]}")
-    _check_extra(o, extra, tokens)
+    for addition in (extra, other):
+        _check_extra(o, addition, tokens)
     if tokens > FEW_TOKENS:
         hyper_chunk.chunk_read(
             x,
@@ -112,7 +115,7 @@ def hyper_step(
             precise=precise,
         )
         return
-    blocks = _write(streams, (o, extra), post, comb, fn, work, overlap=overlap)
+    blocks = _write(streams, (o, extra, other), post, comb, fn, work, overlap=overlap)
     _read(
         x,
         streams,
@@ -146,6 +149,7 @@ def head_step(
     precise: bool = False,
     extra: Tensor | None = None,
     overlap: bool = False,
+    other: Tensor | None = None,
 ) -> None:
     """Write the last sublayer's output to the streams and read what the output head sees.
 
@@ -164,6 +168,7 @@ def head_step(
         precise: as for `hyper_step`.
         extra: as for `hyper_step`.
         overlap: as for `hyper_step`.
+        other: as for `hyper_step`.
 
     Raises:
         ShapeError: if the shapes disagree or a tensor is not contiguous.
@@ -172,7 +177,8 @@ def head_step(
     wanted = y.shape[0]
     if y.shape[1:] != (hidden,) or wanted > tokens or fn.shape[0] != STREAMS:
         raise ShapeError(f"hyper: y is {tuple(y.shape)}, fn {tuple(fn.shape)}")
-    _check_extra(o, extra, tokens if wanted == tokens else FEW_TOKENS + 1)
+    for addition in (extra, other):
+        _check_extra(o, addition, tokens if wanted == tokens else FEW_TOKENS + 1)
     if o is not None and wanted < tokens:
         hyper_chunk.write_streams(streams, o, post, comb)
         o = None
@@ -195,7 +201,7 @@ def head_step(
             precise=precise,
         )
         return
-    blocks = _write(streams, (o, extra), post, comb, fn, work, overlap=overlap)
+    blocks = _write(streams, (o, extra, other), post, comb, fn, work, overlap=overlap)
     _read(
         y,
         streams,
@@ -243,7 +249,7 @@ def _read(
 
 def _write(
     streams: Tensor,
-    written: tuple[Tensor | None, Tensor | None],
+    written: tuple[Tensor | None, Tensor | None, Tensor | None],
     post: Tensor,
     comb: Tensor,
     fn: Tensor,
@@ -253,13 +259,13 @@ def _write(
 ) -> int:
     """The first launch; returns the number of blocks whose partial sums are in `work`."""
     tokens, _, hidden = streams.shape
-    o, extra = written
+    o, extra, other = written
     columns, warps = WRITE
     blocks = cdiv(hidden, columns)
     launch(
         write_kernel,
         (blocks, tokens),
-        *(work, streams, streams if o is None else o, streams if extra is None else extra),
+        *(work, streams, *(streams if part is None else part for part in written)),
         *(post, comb, fn),
         *(hidden, blocks, tokens * blocks),
         ROWS=fn.shape[0],
@@ -268,6 +274,7 @@ def _write(
         BN=columns,
         HAS_O=o is not None,
         HAS_EXTRA=extra is not None,
+        HAS_OTHER=other is not None,
         num_warps=warps,
         **overlap_options(overlap=overlap),
     )

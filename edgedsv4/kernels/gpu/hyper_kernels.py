@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgedsv4.kernels._triton import tl, triton
 from edgedsv4.kernels.gpu.byte_vector import store_bytes
-from edgedsv4.kernels.gpu.hyper_mix import sigmoid, sinkhorn, written
+from edgedsv4.kernels.gpu.hyper_mix import output, sigmoid, sinkhorn, written
 from edgedsv4.kernels.gpu.nvidia import await_inputs
 from edgedsv4.kernels.gpu.tuples import appended, nothing
 
@@ -18,6 +18,7 @@ def write_kernel(
     streams_ptr,
     o_ptr,
     extra_ptr,
+    other_ptr,
     post_ptr,
     comb_ptr,
     fn_ptr,
@@ -30,6 +31,7 @@ def write_kernel(
     BN: tl.constexpr,
     HAS_O: tl.constexpr,
     HAS_EXTRA: tl.constexpr,
+    HAS_OTHER: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Write BN columns of every stream, and partial sums of them; program (block, token)."""
@@ -48,9 +50,8 @@ def write_kernel(
     x_ptr = streams_ptr + token * HC * hidden
     x = _columns(x_ptr, o_n, hidden, HC)
     if HAS_O:
-        b_o = tl.load(o_ptr + token * hidden + o_n, mask=m_n, other=0.0)  # [BN]
-        if HAS_EXTRA:
-            b_o += tl.load(extra_ptr + token * hidden + o_n, mask=m_n, other=0.0)
+        at = token * hidden + o_n
+        b_o = output(o_ptr, extra_ptr, other_ptr, at, m_n, HAS_EXTRA, HAS_OTHER)  # [BN]
         post = nothing()
         comb = nothing()
         for k in tl.static_range(HC):

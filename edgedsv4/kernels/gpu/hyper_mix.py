@@ -64,3 +64,14 @@ def written(x, o, post, comb, HC: tl.constexpr):
             mixed += comb[j * HC + k] * x[j]
         new = appended(new, post[k] * o + mixed)
     return new
+
+
+@triton.jit
+def output(o_ptr, extra_ptr, other_ptr, at, mask, HAS_EXTRA: tl.constexpr, HAS_OTHER: tl.constexpr):
+    """Elements of a sublayer's output with what is added to it."""
+    value = tl.load(o_ptr + at, mask=mask, other=0.0)
+    if HAS_EXTRA:
+        value += tl.load(extra_ptr + at, mask=mask, other=0.0)
+    if HAS_OTHER:
+        value += tl.load(other_ptr + at, mask=mask, other=0.0)
+    return value

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from edgedsv4.errors import ShapeError, UnsupportedModelError
 from edgedsv4.formats.block_types import BLOCK_TYPES
+from edgedsv4.kernels._triton import HAVE_TRITON, IS_INTERPRETED
 from edgedsv4.kernels.gpu.plane_layouts import LAYOUTS, e2m1_words, split_blocks, table_of
 from edgedsv4.kernels.gpu.random_planes import UNIT_DEVIATION, fill_random
+from edgedsv4.kernels.gpu.split_blocks import SPLIT_TYPES, split_rows
 from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize
 
 SUPPORTED = frozenset((*LAYOUTS, "FP8_E4M3", "F16", "BF16", "F32"))
@@ -119,16 +121,44 @@ def fill_bank(bank: DeviceMatrix, slot: int, weight: QuantMatrix | Tensor) -> No
     """
     if isinstance(weight, Tensor):
         weight = QuantMatrix(BLOCK_TYPES[bank.type], len(weight), bank.cols, weight)
-    first, name = slot * weight.rows, weight.block_type.name
-    is_inside = slot >= 0 and first + weight.rows <= bank.rows and weight.columns == bank.cols
+    fill_rows(bank, slot * weight.rows, weight)
+
+
+def fill_rows(bank: DeviceMatrix, first: int, weight: QuantMatrix) -> None:
+    """Write a matrix, one expert's or that of several below one another, into rows of a bank.
+
+    Args:
+        bank: from `empty_bank`.
+        first: row of the bank.
+        weight: the matrix, anywhere; what is on the device already is not copied.
+
+    Raises:
+        ShapeError: if the matrix does not fit.
+    """
+    name = weight.block_type.name
+    is_inside = 0 <= first <= bank.rows - weight.rows and weight.columns == bank.cols
     is_scaled = weight.tensor_scale != 1.0 and name != "NVFP4"
     is_type = bank.type in _FLOATS or (not is_scaled and _held_as(name, "") == bank.type)
     has_scales = bank.type != "FP8_E4M3" or weight.scale_block[1] == bank.scale_cols
     if not (is_inside and is_type and has_scales):
         raise ShapeError(
-            f"{weight} cannot be slot {slot} of a bank of {bank.type} [{bank.rows}, {bank.cols}]"
+            f"{weight} cannot be rows {first} .. of a bank of {bank.type}"
+            f" [{bank.rows}, {bank.cols}]"
         )
+    if _is_split_by_kernel(bank, weight):
+        rows = slice(first, first + weight.rows)
+        split_rows(bank.type, [plane[rows] for plane in bank.planes], weight.data)
+        return
     _fill(bank, first, weight)
+
+
+def _is_split_by_kernel(bank: DeviceMatrix, weight: QuantMatrix) -> bool:
+    """Whether the blocks are on the device already, and one launch takes them apart."""
+    device = bank.planes[0].device
+    can_launch = HAVE_TRITON and (device.type != "cpu" or IS_INTERPRETED)
+    is_type = weight.block_type.name == bank.type and bank.type in SPLIT_TYPES
+    is_there = weight.data.device == device and weight.data.is_contiguous()
+    return can_launch and is_type and is_there
 
 
 def stack_rows(matrices: Sequence[DeviceMatrix]) -> DeviceMatrix:

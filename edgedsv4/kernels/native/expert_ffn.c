@@ -1,8 +1,9 @@
 /* The experts of a chunk: tokens gathered by expert, all products of a kind in one list, sums by slot.
  *
  * A pair is one token in one of its slots. Pairs are grouped by expert; a single token needs no
- * gathering, its slots are the groups. Whatever the grouping, a pair's row goes through the same
- * operations, and a token adds its slots in their order, then the shared expert. */
+ * gathering, its slots are the groups. A slot without an expert has no row. Whatever the grouping, a
+ * pair's row goes through the same operations, and a token adds its slots in their order, then the shared
+ * expert. */
 
 #include "native.h"
 #include "layer.h"
@@ -17,11 +18,11 @@ typedef struct {
     const dk_experts *experts;
     const dk_input *x;
     int64_t tokens;
-    int64_t pairs;
+    int64_t pairs;  /* slots with an expert, once they are grouped */
     int64_t group_count;
     group *groups;
     int32_t *next;  /* [experts + 1] */
-    int32_t *row;   /* [pairs] row of each pair */
+    int32_t *row;   /* [tokens * k] row of each slot, -1 without */
     int32_t *token; /* [pairs] token of each row */
     dk_input gathered;
     float *gathered_x; /* the same memory as y: read before y is written */
@@ -83,26 +84,37 @@ static void group_pairs(work *w, const int32_t *ids)
 {
     int64_t k = w->experts->k, experts = w->experts->experts;
     if (w->tokens == 1) {
-        for (int32_t slot = 0; slot < k; slot++) {
-            w->groups[slot] = (group){ids[slot], slot, 1};
-            w->row[slot] = slot;
+        for (int64_t slot = 0; slot < k; slot++) {
+            int32_t row = ids[slot] < 0 ? -1 : (int32_t)w->group_count;
+            w->row[slot] = row;
+            if (row >= 0)
+                w->groups[w->group_count++] = (group){ids[slot], row, 1};
         }
-        w->group_count = k;
+        w->pairs = w->group_count;
         return;
     }
+    int64_t slots = w->pairs;
     memset(w->next, 0, (size_t)(experts + 1) * 4);
-    for (int64_t pair = 0; pair < w->pairs; pair++)
-        w->next[ids[pair] + 1]++;
+    w->pairs = 0;
+    for (int64_t slot = 0; slot < slots; slot++) {
+        if (ids[slot] < 0)
+            continue;
+        w->next[ids[slot] + 1]++;
+        w->pairs++;
+    }
     for (int64_t expert = 0; expert < experts; expert++) {
         int32_t count = w->next[expert + 1];
         w->next[expert + 1] += w->next[expert];
         if (count)
             w->groups[w->group_count++] = (group){(int32_t)expert, w->next[expert], count};
     }
-    for (int64_t pair = 0; pair < w->pairs; pair++) {
-        int32_t row = w->next[ids[pair]]++;
-        w->row[pair] = row;
-        w->token[row] = (int32_t)(pair / k);
+    for (int64_t slot = 0; slot < slots; slot++) {
+        w->row[slot] = -1;
+        if (ids[slot] < 0)
+            continue;
+        int32_t row = w->next[ids[slot]]++;
+        w->row[slot] = row;
+        w->token[row] = (int32_t)(slot / k);
     }
 }
 
@@ -202,14 +214,21 @@ static void add_slots(void *arg, int64_t task)
     int64_t last = dk_min((task + 1) * ROWS_PER_TASK, w->tokens);
     for (int64_t token = task * ROWS_PER_TASK; token < last; token++) {
         float *out = w->out + token * n;
+        int is_first = 1;
         for (int64_t slot = 0; slot < k; slot++) {
+            int64_t row = w->row[token * k + slot];
+            if (row < 0)
+                continue;
             float weight = w->weights[token * k + slot];
-            const float *y = w->y + w->row[token * k + slot] * n;
-            for (int64_t i = 0; i < n && slot == 0; i++)
+            const float *y = w->y + row * n;
+            for (int64_t i = 0; i < n && is_first; i++)
                 out[i] = weight * y[i];
-            for (int64_t i = 0; i < n && slot > 0; i++)
+            for (int64_t i = 0; i < n && !is_first; i++)
                 out[i] += weight * y[i];
+            is_first = 0;
         }
+        if (is_first)
+            memset(out, 0, (size_t)n * 4);
         const float *shared = w->shared_y + token * n;
         for (int64_t i = 0; i < n && w->experts->shared; i++)
             out[i] += shared[i];

@@ -33,6 +33,7 @@ typedef struct {
     int (*poll)(void *);   /* asked by the calling thread every 20 ms at most; nonzero stops; or NULL */
     void *poll_data;
     int64_t last_poll_ns;  /* of the monotonic clock; 0 at first */
+    int64_t linger_ns;     /* how long a worker looks for another job before it sleeps; 0: 40 us */
 } dk_run;
 
 /* Call fn(arg, 0 .. tasks - 1), each once, in any order and thread; tasks should take 10 us to 5 ms.
@@ -243,10 +244,41 @@ typedef struct {
 
 /* Bytes of scratch for one call. */
 int64_t dk_experts_scratch_bytes(const dk_experts *experts, int64_t tokens);
-/* out [tokens, hidden] = sum over slots, in order, of weight * expert(x), plus the shared expert. Row
- * invariant when run->is_small or without int8. */
+/* out [tokens, hidden] = sum over slots, in order, of weight * expert(x), plus the shared expert; a slot
+ * with a negative id adds nothing. Row invariant when run->is_small or without int8. */
 int dk_expert_ffn(dk_run *run, float *out, const dk_input *x, const int32_t *ids, const float *weights,
                   const dk_experts *experts, int64_t tokens, void *scratch);
+
+/* ---- experts beside a GPU (host_experts.c) ---- */
+
+/* The part of a layer's routed experts that the CPU computes while a GPU does the rest. The GPU's runtime
+ * calls dk_host_experts from a thread of its own, between a copy of x, ids and weights to `memory` and a
+ * copy of `out` back; what it reads and writes must stay where it is as long as anything may call it. */
+typedef struct {
+    dk_run *run;           /* without poll; one job of a run at a time */
+    const dk_experts *experts;  /* without a shared expert; k slots per token */
+    const int32_t *places; /* [experts] an expert that is not negative here is left to the GPU; NULL: none */
+    const float *x;        /* [tokens, hidden] */
+    const int32_t *ids;    /* [tokens, k] */
+    const float *weights;  /* [tokens, k] */
+    float *out;            /* [tokens, hidden], the sum over the slots that are not the GPU's */
+    void *scratch;         /* dk_host_experts_bytes, aligned to 64 */
+    int64_t tokens;
+    int32_t failed;        /* set, and never taken back, by a job whose out is all NaN: 1 an id is out of
+                              range, 2 an expert has no record, 3 the run was stopped */
+    int32_t failed_id;     /* which expert */
+    int64_t calls;         /* jobs so far, */
+    int64_t computed;      /* and experts that they used */
+    int64_t ns;            /* time in them */
+} dk_host_job;
+
+/* Bytes of scratch of a job. */
+int64_t dk_host_experts_bytes(const dk_experts *experts, int64_t tokens);
+/* Do a job (a dk_host_job). Never fails but by its flag, so that a stream that waits for it goes on. */
+void dk_host_experts(void *job);
+/* Copy sizes[i] bytes from sources[i] to targets[i], shared out among the threads. */
+int dk_copy_many(dk_run *run, void *const *targets, const void *const *sources, const int64_t *sizes,
+                 int64_t count);
 
 /* ---- the layers (layer.c, layer_attention.c, layer_ffn.c) and the head (head.c) ---- */
 

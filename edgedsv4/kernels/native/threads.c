@@ -3,7 +3,8 @@
  * The caller publishes a job and works on it like the others. `state` says how many more workers may join
  * and how many are inside; a worker joins and leaves by changing it in one atomic step, so the caller never
  * waits for one that slept through the job: it shuts the door and waits for those inside. A worker without
- * work spins for some microseconds, since the next operation of a token follows at once, and then sleeps.
+ * work spins for some microseconds (`linger_ns` of the last job), since the next operation of a token follows
+ * soon, and then sleeps.
  * Where spinning threads get interrupted, there are more runnable threads than CPUs: all sleep at once. */
 
 #include "native.h"
@@ -45,6 +46,7 @@ static struct {
     atomic_int is_caller_asleep;
     atomic_int quiet_waits; /* so many waits will not spin */
     atomic_int count;       /* workers; changed by the caller that uses the pool */
+    _Atomic int64_t linger_ns; /* of the last job */
     int cpus;
     int has_fork_handler;
 #if defined(__linux__)
@@ -82,6 +84,7 @@ typedef struct {
     int64_t start;
     int64_t last;
     int64_t turn;
+    int64_t most; /* nanoseconds */
 } spin_t;
 
 static int may_spin(spin_t *spin)
@@ -99,7 +102,7 @@ static int may_spin(spin_t *spin)
     int64_t now = now_ns();
     if (now - spin->last > INTERRUPTED_NS)
         atomic_store_explicit(&pool.quiet_waits, QUIET_WAITS, memory_order_relaxed);
-    else if (now - spin->start < SPIN_NS) {
+    else if (now - spin->start < spin->most) {
         spin->last = now;
         return 1;
     }
@@ -182,7 +185,7 @@ static void pin(worker_t *self, int is_pinned)
 /* Wait for a job after `seen`; 0 when the pool stops. */
 static int wait_for_job(uint32_t seen)
 {
-    spin_t spin = {0, 0, 0};
+    spin_t spin = {.most = atomic_load_explicit(&pool.linger_ns, memory_order_relaxed)};
     do {
         if ((uint32_t)(atomic_load_explicit(&pool.state, memory_order_acquire) >> JOB_SHIFT) != seen)
             return 1;
@@ -320,7 +323,7 @@ static void publish(int seats)
 /* Let nobody join any more, and wait until all have left. */
 static void close_job(void)
 {
-    spin_t spin = {0, 0, 0};
+    spin_t spin = {.most = SPIN_NS};
     atomic_fetch_and(&pool.state, ~SEATS_MASK);
     do {
         if ((atomic_load_explicit(&pool.state, memory_order_acquire) & INSIDE_MASK) == 0)
@@ -347,6 +350,7 @@ int dk_parallel(dk_run *run, int64_t tasks, void (*fn)(void *arg, int64_t task),
     pool.fn = fn;
     pool.arg = arg;
     pool.tasks = tasks;
+    atomic_store_explicit(&pool.linger_ns, run->linger_ns > 0 ? run->linger_ns : SPIN_NS, memory_order_relaxed);
     atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
     publish(wanted);
     take_tasks();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import edgedsv4
 from edgedsv4.cli import INTERRUPTED, main
 from edgedsv4.cli.bench_synthetic import FLAGS
 from edgedsv4.runtime.synthetic_network import EXPERT_TYPES, SyntheticName, synthetic_config
+from edgedsv4.runtime.synthetic_report import HostShare
 
 
 @pytest.fixture
@@ -51,6 +53,36 @@ def test_given_options_are_handed_on(asked: list[Any]) -> None:
             kernels=True,
         )
     ]
+
+
+def test_experts_in_main_memory_are_asked_for(asked: list[Any]) -> None:
+    options = ["--cpu-experts", "auto", "--expert-threads", "5", "--vram", "32G"]
+    assert main(["bench", "--synthetic", "flash", *options]) == 0
+    assert asked == [
+        edgedsv4.SyntheticOptions(cpu_experts="auto", expert_threads=5, vram_bytes=32 << 30)
+    ]
+
+
+def test_what_the_cpu_computed_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"cpu_experts": "on", "threads": 16, "read_rate": 100e9}
+    facts |= {"experts_on_card": 300, "experts": 11_008}
+    decoded = replace(
+        report().readings[0], bytes_per_token=None, kernels=(), host=HostShare(258.0, 0.02, 2e9)
+    )
+    made = replace(report(), host=facts, readings=(decoded,))
+    monkeypatch.setattr(edgedsv4, "measure_synthetic", lambda _o, **_: made, raising=False)
+    assert main(["bench", "--synthetic", "flash"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "main memory reads 100.0 GB/s" in lines
+    assert "experts cpu_experts on, 16 threads; 300 of 11,008 on the card" in lines
+    rate = f"{decoded.rate * 2e9 / 100e9:.1%}"
+    assert lines[-1].endswith(f"2,000,000,000 {rate} of main memory's, 20.00 ms by the CPU")
+    assert main(["bench", "--synthetic", "flash", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["results"][0]["host_bytes_per_token"] == 2e9
+    assert found["host"]["experts"] == 11_008
 
 
 @pytest.mark.usefixtures("asked")

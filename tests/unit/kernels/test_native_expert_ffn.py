@@ -182,6 +182,19 @@ def test_one_expert_may_be_in_several_slots_of_a_token() -> None:
     assert relative_error(got, layer.expected(x, ids, weights)) < 1e-6
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("has_shared", [True, False])
+def test_a_slot_without_an_expert_adds_nothing(tokens: int, has_shared: bool) -> None:
+    layer = Layer(5, 3, ("MXFP4", "F32"), has_shared=has_shared)
+    x, ids, weights = drawn(tokens, layer)
+    ids[0, 0] = ids[-1, 2] = -1
+    ids[tokens // 2] = -1
+    silent = weights.masked_fill(ids < 0, 0.0)
+    got = layer.run(x, ids, weights, is_small=True)
+    assert relative_error(got, layer.expected(x, ids.clamp(min=0), silent)) < 1e-6
+
+
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "MXFP4"])
 @pytest.mark.parametrize("tokens", [0, 1, 5, 40])
 @pytest.mark.parametrize("limit", [1.0, math.inf])

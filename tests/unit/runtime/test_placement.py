@@ -8,10 +8,12 @@ import pytest
 from gpu_fakes import Machine, nvidia_card
 
 from edgedsv4.config import EngineOptions
-from edgedsv4.errors import CapacityError
+from edgedsv4.errors import BackendUnavailableError, CapacityError
 from edgedsv4.formats.checkpoint import Checkpoint, open_checkpoint
 from edgedsv4.model.weight_table import bind_weights
-from edgedsv4.runtime.opening import GPU_CHUNKS, Placement, place
+from edgedsv4.runtime import card_plan
+from edgedsv4.runtime.card_plan import GPU_CHUNKS
+from edgedsv4.runtime.opening import Placement, place
 from edgedsv4.runtime.shipped_models import RANDOM_TINY, model_path
 
 MIB = 1 << 20
@@ -76,3 +78,57 @@ def test_chunk_leaves_room_for_the_context(checkpoint: Checkpoint, machine: Mach
             sizes.append(0)
     assert sizes == sorted(sizes)
     assert len(set(sizes)) > 1
+
+
+@pytest.mark.usefixtures("machine")
+def test_experts_that_do_not_fit_stay_in_main_memory(checkpoint: Checkpoint) -> None:
+    whole = placed(checkpoint, device="cuda", prefill_chunk=256, context=64)
+    needed = whole.plan.needed_bytes
+    assert whole.choice.card is None
+    found = placed(checkpoint, prefill_chunk=256, context=64, vram_bytes=needed - 1)
+    card = found.choice.card
+    assert (found.device.type, found.choice.name) == ("cuda", "triton")
+    assert card is not None
+    assert card.mode == "auto"
+    assert 0 < card.experts.resident < card.experts.total
+    assert found.plan.fits
+    assert found.plan.needed_bytes <= needed - 1
+    items = {item.name: item.nbytes for item in found.plan.items}
+    assert items["routed experts"] == card.experts.resident_bytes
+    assert items["passing experts"] == card.experts.staging_bytes
+    assert any("routed experts live on the card" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("wanted", "is_card"), [("auto", False), ("on", True), ("off", False)])
+def test_who_computes_is_as_asked_for(
+    checkpoint: Checkpoint, machine: Machine, wanted: str, is_card: bool
+) -> None:
+    machine.free = 70 << 30
+    found = placed(checkpoint, device="cuda", cpu_experts=wanted)
+    assert (found.choice.card is not None) == is_card
+    if found.choice.card is not None:
+        # They serve chunks.
+        assert found.choice.card.mode == wanted
+        assert found.choice.card.experts.resident == found.choice.card.experts.total
+
+
+def test_the_cpu_cannot_be_spared_where_there_is_no_card(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Machine(monkeypatch)
+    with pytest.raises(BackendUnavailableError, match="cpu_experts 'off'"):
+        placed(checkpoint, cpu_experts="off")
+
+
+@pytest.mark.usefixtures("machine")
+def test_without_c_kernels_experts_pass_through_the_card(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = placed(checkpoint, device="cuda", prefill_chunk=256, context=64).plan.needed_bytes
+    monkeypatch.setattr(card_plan, "HAVE_NATIVE", False)
+    monkeypatch.setattr(card_plan, "WHY_NOT", "they are not built")
+    options = {"device": "cuda", "prefill_chunk": 256, "context": 64, "vram_bytes": needed - 1}
+    found = placed(checkpoint, **options)
+    assert found.choice.card is not None
+    assert found.choice.card.mode == "off"
+    assert any("which is slow: they are not built" in note for note in found.notes)
