@@ -37,10 +37,20 @@ def table(name: str, grid: np.ndarray) -> str:
     return f"\nconst uint{bits}_t dk_grid_{name.lower()}[{len(entries)}] = {{\n{body}\n}};\n"
 
 
+def code_table(grid: np.ndarray) -> str:
+    """The grid of IQ2_XXS in two bits per value: a byte for four values, first ones first."""
+    codes = np.searchsorted(np.unique(grid), grid).astype(np.uint8).reshape(-1, 2, 4)
+    packed = (codes << np.uint8([0, 2, 4, 6])).sum(axis=2, dtype=np.uint8).T.ravel()
+    entries = [f"0x{byte:02x}," for byte in packed.tolist()]
+    body = "\n".join("    " + " ".join(entries[i : i + 16]) for i in range(0, len(entries), 16))
+    return f"\nconst uint8_t dk_codes_iq2_xxs[{len(entries)}] = {{\n{body}\n}};\n"
+
+
 def iq_tables() -> str:
     """The whole C file."""
     with np.load(KERNELS / "data" / "iq_grids.npz", allow_pickle=False) as grids:
-        return HEADING + "".join(table(name, grids[name]) for name in sorted(grids))
+        tables = "".join(table(name, grids[name]) for name in sorted(grids))
+        return HEADING + tables + code_table(grids["IQ2_XXS"])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,10 @@ extern const uint64_t dk_grid_iq1_s[2048] DK_HIDDEN, dk_grid_iq2_xxs[256] DK_HID
 extern const uint64_t dk_grid_iq2_xs[512] DK_HIDDEN, dk_grid_iq2_s[1024] DK_HIDDEN;
 extern const uint32_t dk_grid_iq3_xxs[256] DK_HIDDEN, dk_grid_iq3_s[512] DK_HIDDEN;
 
+/* dk_grid_iq2_xxs in two bits per value, which say 8, 25 or 43: of each entry the first four values in a byte,
+ * then, 256 bytes on, the last four. */
+extern const uint8_t dk_codes_iq2_xxs[512] DK_HIDDEN;
+
 /* One block of 256 elements. */
 typedef struct {
     const uint8_t *bytes;          /* the 8-bit indices as stored; NULL: they are in `index` */

@@ -16,11 +16,13 @@ DK_AVX2 DK_INLINE void dk_even_signs_avx2(uint8_t *sign, __m256i words)
         __m256i field = _mm256_and_si256(_mm256_slli_epi32(words, i), _mm256_set1_epi32(0x7f << 8 * i));
         seven = _mm256_or_si256(seven, field);
     }
-    __m256i parity = _mm256_xor_si256(seven, _mm256_srli_epi32(seven, 4));
-    parity = _mm256_xor_si256(parity, _mm256_srli_epi32(parity, 2));
-    parity = _mm256_xor_si256(parity, _mm256_srli_epi32(parity, 1));
-    parity = _mm256_slli_epi32(_mm256_and_si256(parity, _mm256_set1_epi32(0x01010101)), 7);
-    _mm256_storeu_si256((__m256i *)sign, _mm256_or_si256(seven, parity));
+    /* The eighth bit of four bits, and of three: the number of those that are set, made odd. */
+    const __m256i eighth = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0));
+    const __m256i nibble = _mm256_set1_epi8(15);
+    __m256i low = _mm256_shuffle_epi8(eighth, _mm256_and_si256(seven, nibble));
+    __m256i high = _mm256_shuffle_epi8(eighth, _mm256_and_si256(_mm256_srli_epi32(seven, 4), nibble));
+    _mm256_storeu_si256((__m256i *)sign, _mm256_or_si256(seven, _mm256_xor_si256(low, high)));
 }
 
 /* The same of sixteen 7-bit patterns in 16-bit lanes. */

@@ -69,14 +69,17 @@ static int is_available(int level)
                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
     int has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    int has_avx512_vbmi = has_avx512 && __builtin_cpu_supports("avx512vnni") &&
+                          __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni");
     switch (level) {
     case DK_LEVEL_SCALAR: return 1;
     case DK_LEVEL_AVX2: return has_avx2;
     case DK_LEVEL_AVX_VNNI: return has_avx2 && has_avx_vnni();
     case DK_LEVEL_AVX512: return has_avx512;
     case DK_LEVEL_VNNI: return has_avx512 && __builtin_cpu_supports("avx512vnni");
+    case DK_LEVEL_VBMI: return has_avx512_vbmi;
 #if defined(DK_TILES)
-    case DK_LEVEL_AMX: return has_avx512 && __builtin_cpu_supports("avx512vnni") && has_tiles();
+    case DK_LEVEL_AMX: return has_avx512_vbmi && has_tiles();
 #endif
     default: return 0;
     }
@@ -89,8 +92,9 @@ static int is_available(int level)
 
 __attribute__((constructor)) static void choose_best(void)
 {
-    static const int order[] = {DK_LEVEL_NEON_DOT, DK_LEVEL_NEON,     DK_LEVEL_AMX,  DK_LEVEL_VNNI,
-                                DK_LEVEL_AVX512,   DK_LEVEL_AVX_VNNI, DK_LEVEL_AVX2, DK_LEVEL_SCALAR};
+    static const int order[] = {DK_LEVEL_NEON_DOT, DK_LEVEL_NEON,   DK_LEVEL_AMX,      DK_LEVEL_VBMI,
+                                DK_LEVEL_VNNI,     DK_LEVEL_AVX512, DK_LEVEL_AVX_VNNI, DK_LEVEL_AVX2,
+                                DK_LEVEL_SCALAR};
     for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
         if (is_available(order[i])) {
             dk_level = order[i];
@@ -117,6 +121,7 @@ const char *dk_isa_name(int level)
     case DK_LEVEL_AVX_VNNI: return "avx-vnni";
     case DK_LEVEL_AVX512: return "avx512";
     case DK_LEVEL_VNNI: return "avx512-vnni";
+    case DK_LEVEL_VBMI: return "avx512-vbmi";
     case DK_LEVEL_AMX: return "amx";
     case DK_LEVEL_NEON: return "neon";
     case DK_LEVEL_NEON_DOT: return "neon-dotprod";

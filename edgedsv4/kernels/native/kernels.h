@@ -11,8 +11,8 @@
  * call and however many threads work.
  */
 
-/* ---- instruction sets (isa.c): 0 scalar, 1 AVX2, 2 AVX-VNNI, 3 AVX-512, 4 with VNNI, 5 with AMX too,
- * 10 NEON, 11 with dot products ---- */
+/* ---- instruction sets (isa.c): 0 scalar, 1 AVX2, 2 AVX-VNNI, 3 AVX-512, 4 with VNNI, 5 with VBMI too,
+ * 6 with AMX too, 10 NEON, 11 with dot products ---- */
 
 /* The level in use; the best of this machine unless set. */
 int dk_isa(void);

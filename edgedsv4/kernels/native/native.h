@@ -33,6 +33,10 @@
 #endif
 #define DK_AVX512 __attribute__((target("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq")))
 #define DK_VNNI __attribute__((target("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+/* Permutations of bytes; the CPUs that have them have Galois fields too. */
+#define DK_VBMI                                                                                            \
+    __attribute__((target("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,"          \
+                          "avx512vbmi,gfni")))
 /* Tiles (AMX) have to be asked for, which is known for Linux; the compilers have them from these versions on. */
 #if defined(__linux__) && (__clang_major__ >= 12 || (!defined(__clang__) && __GNUC__ >= 11))
 #define DK_TILES 1
@@ -61,7 +65,8 @@ enum {
     DK_LEVEL_AVX_VNNI = 2,
     DK_LEVEL_AVX512 = 3,
     DK_LEVEL_VNNI = 4,
-    DK_LEVEL_AMX = 5,
+    DK_LEVEL_VBMI = 5,
+    DK_LEVEL_AMX = 6,
     DK_LEVEL_NEON = 10,
     DK_LEVEL_NEON_DOT = 11
 };

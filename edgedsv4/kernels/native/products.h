@@ -39,6 +39,12 @@ dk_block_fn dk_single_of(const dk_product *p);
 int dk_has_single_256(const dk_product *p);
 void dk_single_avx2(const dk_product *p, const dk_block *b);
 void dk_single_avx_vnni(const dk_product *p, const dk_block *b);
+/* IQ2_XXS without scratch (iq2_xxs_256.h), and by permutations (products_vbmi.c) up to so many columns; the same
+ * bits. */
+enum { DK_VBMI_COLUMNS = 8192 };
+void dk_iq2_xxs_avx2(const dk_product *p, const dk_block *b);
+void dk_iq2_xxs_avx_vnni(const dk_product *p, const dk_block *b);
+void dk_iq2_xxs_vbmi(const dk_product *p, const dk_block *b);
 /* int8, 16 rows interleaved (products_wide.c, wide_256.h): many tokens. */
 void dk_wide_avx2(const dk_product *p, const dk_block *b);
 void dk_wide_avx_vnni(const dk_product *p, const dk_block *b);

@@ -25,6 +25,7 @@ DK_256 DK_INLINE __m256i dk_dpbusd(__m256i sum, __m256i u, __m256i q)
 }
 #endif
 
+#include "iq2_xxs_256.h"
 #include "narrow_256.h"
 #include "single_256.h"
 #include "wide_256.h"

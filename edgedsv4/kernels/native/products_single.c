@@ -237,6 +237,7 @@ dk_block_fn dk_single_of(const dk_product *p)
     if (p->w->columns % SUPERBLOCK)
         return NULL;
     switch (p->w->type) {
+    case DK_IQ2_XXS: return dk_level >= DK_LEVEL_VBMI && p->w->columns <= DK_VBMI_COLUMNS ? dk_iq2_xxs_vbmi : NULL;
     case DK_Q8_0: return q8_0_rows;
     case DK_Q4_0: return q4_0_rows;
     case DK_MXFP4: return mxfp4_rows;

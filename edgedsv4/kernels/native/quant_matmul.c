@@ -41,6 +41,10 @@ static double choose_256(share *s, int64_t *row_step, const dk_product *p, int i
     }
     s->tokens = dk_min(p->tokens, DK_NARROW_TOKENS);
     *row_step = DK_NARROW_ROWS;
+    if (p->w->type == DK_IQ2_XXS) {
+        s->fn = has_dot ? dk_iq2_xxs_avx_vnni : dk_iq2_xxs_avx2;
+        return columns * (0.025 + 0.025 * (double)s->tokens);
+    }
     if (dk_has_single_256(p)) {
         s->fn = has_dot ? dk_single_avx_vnni : dk_single_avx2;
         return columns * (0.015 + 0.02 * (double)s->tokens);

@@ -27,6 +27,7 @@ DK_INLINE layout single_layout_of(int type)
     case DK_Q4_0: return (layout){DK_Q4_0, 8 * 18, -8.0f};
     case DK_MXFP4: return (layout){DK_MXFP4, 8 * 17, -12.0f};
     case DK_FP4_E2M1: return (layout){DK_FP4_E2M1, 8 * 16, -12.0f};
+    case DK_Q2_K: return (layout){DK_Q2_K, 84, 0.0f};
     case DK_Q4_K: return (layout){DK_Q4_K, 144, 0.0f};
     case DK_Q5_K: return (layout){DK_Q5_K, 176, 0.0f};
     case DK_Q6_K: return (layout){DK_Q6_K, 210, -32.0f};
@@ -37,8 +38,8 @@ DK_INLINE layout single_layout_of(int type)
 /* ---- what stands at the head of eight blocks ---- */
 
 typedef struct {
-    __m256 scale, offset, offset2; /* of blocks; Q6_K has an offset for every half of one */
-    __m256i sub;                   /* Q6_K: 16 bits, scales of the first halves, then of the second */
+    __m256 scale, offset, offset2; /* of blocks; Q2_K and Q6_K have an offset for every half of one */
+    __m256i sub;                   /* of these: 16 bits, scales of the first halves, then of the second */
 } heads;
 
 /* Two bytes of each of `blocks` blocks that lie `bytes` apart; past the last it is repeated. Sixteen bytes of a
@@ -84,11 +85,39 @@ DK_256 DK_INLINE __m256 floats_of(uint64_t bytes)
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)bytes)));
 }
 
+/* Whether halves of a block have scales and offsets of their own. */
+DK_256 DK_INLINE int has_halves(const layout l) { return l.type == DK_Q2_K || l.type == DK_Q6_K; }
+
+/* Sixteen bytes of halves: as 16 bits, first halves, then second ones. */
+DK_256 DK_INLINE __m256i apart(__m128i bytes)
+{
+    const __m128i places = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, places));
+}
+
+DK_256 DK_INLINE heads q2_k_heads(const uint8_t *p, float factor)
+{
+    const __m128i nibble = _mm_set1_epi8(15);
+    __m128i packed = _mm_loadu_si128((const __m128i *)p);
+    __m128i offsets = _mm_and_si128(_mm_srli_epi16(packed, 4), nibble);
+    heads h;
+    __m256 m;
+    h.scale = both_halves(p + 80, factor, &m);
+    m = _mm256_xor_ps(m, _mm256_set1_ps(-0.0f));
+    h.offset = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(offsets)), m);
+    offsets = _mm_unpackhi_epi64(offsets, offsets);
+    h.offset2 = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(offsets)), m);
+    h.sub = apart(_mm_and_si128(packed, nibble));
+    return h;
+}
+
 /* p: the blocks; powers: the scales of FP4_E2M1. */
 DK_256 DK_INLINE heads heads_of(const uint8_t *p, const uint8_t *powers, float factor, const layout l,
                                 int64_t blocks)
 {
     heads h = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_set1_epi16(1)};
+    if (l.type == DK_Q2_K)
+        return q2_k_heads(p, factor);
     if (l.type == DK_Q4_K || l.type == DK_Q5_K) {
         uint64_t scales, offsets;
         __m256 m, d = both_halves(p, factor, &m);
@@ -98,7 +127,6 @@ DK_256 DK_INLINE heads heads_of(const uint8_t *p, const uint8_t *powers, float f
         return h;
     }
     if (l.type == DK_Q6_K) {
-        const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
         __m128i sub = _mm_loadu_si128((const __m128i *)(p + 192));
         h.scale = _mm256_set1_ps(dk_half_avx2(p + 208) * factor);
         __m256 middle = _mm256_mul_ps(h.scale, _mm256_set1_ps(l.middle));
@@ -106,7 +134,7 @@ DK_256 DK_INLINE heads heads_of(const uint8_t *p, const uint8_t *powers, float f
         sub = _mm_unpackhi_epi64(sub, sub);
         h.offset2 = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(sub)), middle);
         sub = _mm_loadu_si128((const __m128i *)(p + 192));
-        h.sub = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(sub, apart));
+        h.sub = apart(sub);
         return h;
     }
     __m256 scale;
@@ -186,6 +214,7 @@ DK_256 DK_INLINE __m256i codes_of(const uint8_t *p, int64_t j, const layout l, i
     case DK_Q4_0: return nibbles_of(p + 18 * j + 2);
     case DK_MXFP4: return e2m1_of(nibbles_of(p + 17 * j + 1));
     case DK_FP4_E2M1: return pairs_of(p, j, is_alone);
+    case DK_Q2_K: return bits_of(load_32(p + 16 + 32 * (j >> 2)), 2 * (j & 3), 3);
     case DK_Q4_K: return bits_of(load_32(p + 16 + 32 * (j >> 1)), 4 * (j & 1), 15);
     case DK_Q5_K: return q5_k_codes(p, j);
     default: return q6_k_codes(p, j);
@@ -200,7 +229,7 @@ DK_256 DK_INLINE __m256i sub_of(__m256i sub, int64_t j)
     return _mm256_shuffle_epi8(sub, _mm256_set1_epi16((short)(0x0100 + 0x0202 * j)));
 }
 
-/* Sums of four, each times its 16-bit scale: 1, or of Q6_K the scale of the half. All fit into 24 bits. */
+/* Sums of four, each times its 16-bit scale: 1, or the scale of the half. All fit into 24 bits. */
 DK_256 DK_INLINE __m256 dot_of(__m256i codes, __m256i q, __m256i sub, const layout l)
 {
     __m256i u = codes;
@@ -209,11 +238,10 @@ DK_256 DK_INLINE __m256 dot_of(__m256i codes, __m256i q, __m256i sub, const layo
         q = _mm256_sign_epi8(q, codes);
     }
 #if DK_256_HAS_DPBUSD
-    __m256 dot = _mm256_cvtepi32_ps(dk_dpbusd(_mm256_setzero_si256(), u, q));
-    return l.type == DK_Q6_K ? _mm256_mul_ps(dot, _mm256_cvtepi32_ps(_mm256_srai_epi32(sub, 16))) : dot;
-#else
-    return _mm256_cvtepi32_ps(_mm256_madd_epi16(_mm256_maddubs_epi16(u, q), sub));
+    if (!has_halves(l))
+        return _mm256_cvtepi32_ps(dk_dpbusd(_mm256_setzero_si256(), u, q));
 #endif
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(_mm256_maddubs_epi16(u, q), sub));
 }
 
 /* Where the rows, and the tokens, stand. */
@@ -236,7 +264,7 @@ DK_256 DK_INLINE __m256 some_floats(const float *p, int64_t blocks)
 DK_256 DK_INLINE void add_heads(__m256 *own, __m256i *sub, float (*scale)[BLOCKS], place at, const dk_matrix *m,
                                 const layout l, int64_t blocks, const int rows, const int tokens)
 {
-    const int64_t stride = m->columns / 32, halves = l.type == DK_Q6_K ? 2 : 1;
+    const int64_t stride = m->columns / 32, halves = has_halves(l) ? 2 : 1;
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
         const uint8_t *row = at.w + r * m->row_bytes;
@@ -251,7 +279,7 @@ DK_256 DK_INLINE void add_heads(__m256 *own, __m256i *sub, float (*scale)[BLOCKS
             __m256 *lanes = &own[r * tokens + t];
             if (l.type != DK_Q8_0)
                 *lanes = _mm256_fmadd_ps(h.offset, some_floats(sum, blocks), *lanes);
-            if (l.type == DK_Q6_K)
+            if (has_halves(l))
                 *lanes = _mm256_fmadd_ps(h.offset2, _mm256_loadu_ps(sum + BLOCKS), *lanes);
             _mm256_store_ps(scale[r * tokens + t], _mm256_mul_ps(h.scale, some_floats(at.x + t * stride, blocks)));
         }
@@ -265,7 +293,7 @@ DK_256 DK_INLINE void add_block(__m256 *own, const __m256i *sub, float (*scale)[
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
         __m256i codes = codes_of(at.w + r * m->row_bytes, j, l, is_alone);
-        __m256i weight = l.type == DK_Q6_K ? sub_of(sub[r], j) : sub[r];
+        __m256i weight = has_halves(l) ? sub_of(sub[r], j) : sub[r];
 #pragma GCC unroll 4
         for (int t = 0; t < tokens; t++) {
             __m256 dot = dot_of(codes, load_32(at.q + t * m->columns + 32 * j), weight, l);
@@ -284,7 +312,7 @@ DK_256 DK_INLINE void dot_rows(__m256 *own, const dk_product *p, int64_t r, int6
     float scale[SINGLE_ROWS * SINGLE_MOST][BLOCKS] DK_ALIGNED;
     __m256i sub[SINGLE_ROWS];
     place at = {m->data + row * m->row_bytes, NULL, p->x->q + token * columns, p->x->scale + group, NULL};
-    at.sum = l.type == DK_Q6_K ? p->x->sum16 + 2 * group : p->x->sum32 + group;
+    at.sum = has_halves(l) ? p->x->sum16 + 2 * group : p->x->sum32 + group;
     if (l.type == DK_FP4_E2M1)
         at.powers = m->scale + row * m->scale_stride;
     int64_t c = 0;
@@ -298,9 +326,9 @@ DK_256 DK_INLINE void dot_rows(__m256 *own, const dk_product *p, int64_t r, int6
             at.powers += BLOCKS;
         at.q += STEP;
         at.x += BLOCKS;
-        at.sum += l.type == DK_Q6_K ? 2 * BLOCKS : BLOCKS;
+        at.sum += has_halves(l) ? 2 * BLOCKS : BLOCKS;
     }
-    if (c < columns && l.type != DK_Q4_K && l.type != DK_Q5_K && l.type != DK_Q6_K) {
+    if (c < columns && !has_halves(l) && l.type != DK_Q4_K && l.type != DK_Q5_K) {
         int64_t blocks = (columns - c) / 32;
         add_heads(own, sub, scale, at, m, l, blocks, rows, tokens);
         for (int64_t j = 0; j < blocks; j++)
@@ -362,6 +390,7 @@ DK_256 void DK_256_NAME(dk_single)(const dk_product *p, const dk_block *b)
         SINGLE_CASE(DK_Q4_0)
         SINGLE_CASE(DK_MXFP4)
         SINGLE_CASE(DK_FP4_E2M1)
+        SINGLE_CASE(DK_Q2_K)
         SINGLE_CASE(DK_Q4_K)
         SINGLE_CASE(DK_Q5_K)
         SINGLE_CASE(DK_Q6_K)

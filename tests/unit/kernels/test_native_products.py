@@ -27,6 +27,9 @@ from edgedsv4.kernels.quant_matmul import QuantMatrix
 FLOAT_LIMIT = 2.0
 INT8_LIMIT = 3.0
 
+# Instruction sets that add the groups of IQ2_XXS in one order.
+SAME_GRID_BITS = ("avx2", "avx-vnni", "avx512", "avx512-vbmi", "amx")
+
 pytestmark = pytest.mark.usefixtures("isa")
 
 
@@ -194,6 +197,27 @@ def test_a_token_alone_has_the_bits_it_has_in_a_batch(name: str, columns: int) -
         np.testing.assert_array_equal(got.view(np.int32), alone[:tokens].view(np.int32))
 
 
+def test_every_index_and_sign_of_a_grid_is_multiplied() -> None:
+    """Enough blocks that each entry of IQ2_XXS stands somewhere, and each pattern of signs."""
+    weight = matrix("IQ2_XXS", 48, 4096)
+    groups = weight.data.view(-1, 66)[:, 2:].reshape(-1, 8)
+    signs = groups[:, 4:].contiguous().view(torch.int32)
+    assert len(groups[:, :4].unique()) == 256
+    assert len((signs & 127).unique()) == 128
+    for tokens in (1, 5):
+        rounded = round_rows(activations(tokens, 4096))
+        (got,) = compute([Product(weight, rounded.cdata, tokens)])
+        assert_product(got, rounded.values(), weight, INT8_LIMIT)
+
+
+@pytest.mark.parametrize("columns", [8192, 8448])
+def test_rows_of_a_grid_may_be_longer_than_what_is_reordered(columns: int) -> None:
+    weight = matrix("IQ2_XXS", 5, columns)
+    rounded = round_rows(activations(3, columns))
+    (got,) = compute([Product(weight, rounded.cdata, 3)])
+    assert_product(got, rounded.values(), weight, INT8_LIMIT)
+
+
 @pytest.mark.parametrize("name", [name for name in INT8_TYPES if name in native_products.HALVES])
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_a_bad_scale_of_a_superblock_makes_its_column_bad_and_no_other(
@@ -216,6 +240,19 @@ def test_every_power_of_two_scales_a_superblock(scale: int) -> None:
     rounded = round_rows(x)
     (got,) = compute([Product(weight, rounded.cdata, 3)])
     assert_product(got, rounded.values(), weight, INT8_LIMIT)
+
+
+@pytest.mark.parametrize("columns", [256, 1792, 4096])
+def test_look_ups_and_permutations_give_the_same_bits(isa: int, columns: int) -> None:
+    """Of IQ2_XXS, with registers of 256 bits and with permutations of bytes."""
+    lib, ffi = library()
+    if ffi.string(lib.dk_isa_name(isa)).decode() not in SAME_GRID_BITS:
+        return
+    product = Product(matrix("IQ2_XXS", 21, columns), round_rows(activations(3, columns)).cdata, 3)
+    (got,) = compute([product])
+    lib.dk_set_isa(1)
+    (expected,) = compute([product])
+    np.testing.assert_array_equal(got.view(np.int32), expected.view(np.int32))
 
 
 def test_float_products_are_invariant_for_any_number_of_tokens() -> None:
