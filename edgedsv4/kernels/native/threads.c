@@ -21,11 +21,16 @@ enum { MAX_WORKERS = 1023, STACK_BYTES = 2 << 20 };
 enum { SPIN_NS = 40000, INTERRUPTED_NS = 25000, PAUSES_PER_LOOK = 16, QUIET_WAITS = 200 };
 enum { POLL_NS = 20000000, TASKS_PER_LOOK = 4 };
 
-/* state: generation of the job | workers that may still join | workers inside */
-#define SEAT_SHIFT 16
-#define JOB_SHIFT 32
+/* state: workers that may still join | generation of the job | workers inside. A worker joins by one addition,
+ * since sixteen that compare and exchange make each other fail; who finds no seat leaves at once, and the seats,
+ * which are at the top, may fall below zero without a carry into the rest. */
+#define JOB_SHIFT 16
+#define SEAT_SHIFT 48
 #define INSIDE_MASK UINT64_C(0xffff)
 #define SEATS_MASK (UINT64_C(0xffff) << SEAT_SHIFT)
+
+static uint32_t job_of(uint64_t state) { return (uint32_t)(state >> JOB_SHIFT); }
+static int has_seat(uint64_t state) { return (int16_t)(state >> SEAT_SHIFT) > 0; }
 
 typedef struct {
     pthread_t thread;
@@ -187,7 +192,7 @@ static int wait_for_job(uint32_t seen)
 {
     spin_t spin = {.most = atomic_load_explicit(&pool.linger_ns, memory_order_relaxed)};
     do {
-        if ((uint32_t)(atomic_load_explicit(&pool.state, memory_order_acquire) >> JOB_SHIFT) != seen)
+        if (job_of(atomic_load_explicit(&pool.state, memory_order_acquire)) != seen)
             return 1;
         if (atomic_load_explicit(&pool.is_stopping, memory_order_relaxed))
             return 0;
@@ -195,7 +200,7 @@ static int wait_for_job(uint32_t seen)
     pthread_mutex_lock(&pool.mutex);
     /* Announced before the last look; the caller publishes before it looks for sleepers. */
     atomic_fetch_add(&pool.sleepers, 1);
-    while ((uint32_t)(atomic_load(&pool.state) >> JOB_SHIFT) == seen && !atomic_load(&pool.is_stopping))
+    while (job_of(atomic_load(&pool.state)) == seen && !atomic_load(&pool.is_stopping))
         pthread_cond_wait(&pool.job_came, &pool.mutex);
     atomic_fetch_sub(&pool.sleepers, 1);
     pthread_mutex_unlock(&pool.mutex);
@@ -215,20 +220,19 @@ static void leave_job(void)
 static void *work(void *data)
 {
     worker_t *self = data;
-    uint32_t seen = (uint32_t)(atomic_load(&pool.state) >> JOB_SHIFT) - 1;
+    uint32_t seen = job_of(atomic_load(&pool.state)) - 1;
     is_worker = 1;
     while (wait_for_job(seen)) {
         uint64_t state = atomic_load_explicit(&pool.state, memory_order_acquire);
-        int is_inside = 0;
-        while ((state & SEATS_MASK) != 0 && !is_inside) {
-            uint64_t joined = state - (UINT64_C(1) << SEAT_SHIFT) + 1;
-            is_inside = atomic_compare_exchange_weak(&pool.state, &state, joined);
-        }
-        seen = (uint32_t)(state >> JOB_SHIFT);
-        if (!is_inside)
+        seen = job_of(state);
+        if (!has_seat(state))
             continue;
-        pin(self, pool.run->is_pinned);
-        take_tasks();
+        state = atomic_fetch_add(&pool.state, 1 - (UINT64_C(1) << SEAT_SHIFT));
+        seen = job_of(state);
+        if (has_seat(state)) {
+            pin(self, pool.run->is_pinned);
+            take_tasks();
+        }
         leave_job();
     }
     return NULL;
@@ -307,9 +311,11 @@ static int try_use(void)
 
 static void publish(int seats)
 {
-    uint64_t job = (atomic_load_explicit(&pool.state, memory_order_relaxed) >> JOB_SHIFT) + 1;
-    atomic_store(&pool.state, job << JOB_SHIFT | (uint64_t)seats << SEAT_SHIFT);
-    /* Nobody is inside, so whoever does not sleep is looking for a job. */
+    uint64_t state = atomic_load_explicit(&pool.state, memory_order_relaxed), next;
+    do { /* a worker that found no seat may be on its way out */
+        next = (uint64_t)(job_of(state) + 1) << JOB_SHIFT | (uint64_t)seats << SEAT_SHIFT | (state & INSIDE_MASK);
+    } while (!atomic_compare_exchange_weak(&pool.state, &state, next));
+    /* Nobody is at work, so whoever does not sleep is looking for a job. */
     int asleep = atomic_load(&pool.sleepers);
     int missing = seats - (atomic_load(&pool.count) - asleep);
     if (missing <= 0 || asleep == 0)
