@@ -434,7 +434,7 @@ static void check_attention(int threads)
 
 static void check_experts(int threads, int64_t tokens, const char *type, int has_int8)
 {
-    enum { EXPERTS = 7, K = 3, HIDDEN = 96, WIDTH = 64 };
+    enum { EXPERTS = 7, K = 3, HIDDEN = 96, WIDTH = 544 }; /* wide enough for more than one task per expert */
     dk_run run = new_run(threads);
     dk_matrix matrices[EXPERTS * 3], shared[3];
     for (int i = 0; i < EXPERTS * 3; i++)

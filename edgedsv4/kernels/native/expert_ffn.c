@@ -5,42 +5,11 @@
  * pair's row goes through the same operations, and a token adds its slots in their order, then the shared
  * expert. */
 
-#include "native.h"
-#include "layer.h"
-
-typedef struct {
-    int32_t expert;
-    int32_t first; /* row of its first pair */
-    int32_t count;
-} group;
-
-typedef struct {
-    const dk_experts *experts;
-    const dk_input *x;
-    int64_t tokens;
-    int64_t pairs;  /* slots with an expert, once they are grouped */
-    int64_t group_count;
-    group *groups;
-    int32_t *next;  /* [experts + 1] */
-    int32_t *row;   /* [tokens * k] row of each slot, -1 without */
-    int32_t *token; /* [pairs] token of each row */
-    dk_input gathered;
-    float *gathered_x; /* the same memory as y: read before y is written */
-    int8_t *gathered_q;
-    float *gathered_scale, *gathered_sum32, *gathered_sum16;
-    float *gate, *up, *shared_gate, *shared_up;
-    void *hidden_memory, *shared_memory;
-    float *y, *shared_y;
-    dk_input *inputs;
-    dk_product *list;
-    const float *weights;
-    float *out;
-    int takes_x, takes_q; /* what the gate and up products read */
-} work;
+#include "expert_ffn.h"
 
 enum { ROWS_PER_TASK = 16 };
 
-static int64_t lay_out(work *w, const dk_experts *experts, int64_t tokens, uintptr_t base)
+static int64_t lay_out(dk_expert_work *w, const dk_experts *experts, int64_t tokens, uintptr_t base)
 {
     uintptr_t at = base;
     int64_t pairs = tokens * experts->k, used = dk_min(pairs, experts->experts);
@@ -49,7 +18,7 @@ static int64_t lay_out(work *w, const dk_experts *experts, int64_t tokens, uintp
     w->experts = experts;
     w->tokens = tokens;
     w->pairs = pairs;
-    w->groups = dk_take(&at, dk_max(used, experts->k) * (int64_t)sizeof(group));
+    w->groups = dk_take(&at, dk_max(used, experts->k) * (int64_t)sizeof(dk_pair_group));
     w->next = dk_take(&at, (experts->experts + 1) * 4);
     w->row = dk_take(&at, pairs * 4);
     w->token = dk_take(&at, pairs * 4);
@@ -70,25 +39,26 @@ static int64_t lay_out(work *w, const dk_experts *experts, int64_t tokens, uintp
     w->shared_y = dk_take(&at, shared ? tokens * hidden * 4 : 0);
     w->inputs = dk_take(&at, (dk_max(used, experts->k) + 1) * (int64_t)sizeof(dk_input));
     w->list = dk_take(&at, 2 * (dk_max(used, experts->k) + 1) * (int64_t)sizeof(dk_product));
+    w->pieces = dk_take(&at, (dk_max(used, experts->k) + 1) * (int64_t)sizeof(dk_expert_piece));
     return (int64_t)(at - base);
 }
 
 int64_t dk_experts_scratch_bytes(const dk_experts *experts, int64_t tokens)
 {
-    work w;
+    dk_expert_work w;
     return lay_out(&w, experts, tokens, 0);
 }
 
 /* Which rows belong to which expert: in order of slot for one token, else by expert. */
-static void group_pairs(work *w, const int32_t *ids)
+static void group_pairs(dk_expert_work *w, const int32_t *ids)
 {
     int64_t k = w->experts->k, experts = w->experts->experts;
     if (w->tokens == 1) {
-        for (int64_t slot = 0; slot < k; slot++) {
+        for (int32_t slot = 0; slot < k; slot++) {
             int32_t row = ids[slot] < 0 ? -1 : (int32_t)w->group_count;
             w->row[slot] = row;
             if (row >= 0)
-                w->groups[w->group_count++] = (group){ids[slot], row, 1};
+                w->groups[w->group_count++] = (dk_pair_group){ids[slot], row, 1};
         }
         w->pairs = w->group_count;
         return;
@@ -106,7 +76,7 @@ static void group_pairs(work *w, const int32_t *ids)
         int32_t count = w->next[expert + 1];
         w->next[expert + 1] += w->next[expert];
         if (count)
-            w->groups[w->group_count++] = (group){(int32_t)expert, w->next[expert], count};
+            w->groups[w->group_count++] = (dk_pair_group){(int32_t)expert, w->next[expert], count};
     }
     for (int64_t slot = 0; slot < slots; slot++) {
         w->row[slot] = -1;
@@ -118,16 +88,11 @@ static void group_pairs(work *w, const int32_t *ids)
     }
 }
 
-static const dk_matrix *matrix_of(const work *w, int64_t expert, int which)
-{
-    return &w->experts->matrices[expert * 3 + which];
-}
-
 /* Whether some used expert's matrix has an int8 form, and whether some has none. */
-static void look_at_types(const work *w, int which, int *some, int *none)
+static void look_at_types(const dk_expert_work *w, int which, int *some, int *none)
 {
     for (int64_t g = 0; g < w->group_count; g++) {
-        int has = dk_type_has_int8(matrix_of(w, w->groups[g].expert, which)->type);
+        int has = dk_type_has_int8(dk_expert_matrix(w, w->groups[g].expert, which)->type);
         *some |= has;
         *none |= !has;
     }
@@ -135,7 +100,7 @@ static void look_at_types(const work *w, int which, int *some, int *none)
 
 static void gather_rows(void *arg, int64_t task)
 {
-    work *w = arg;
+    dk_expert_work *w = arg;
     int64_t n = w->experts->hidden, n32 = n / 32, n16 = n / 16;
     int64_t last = dk_min((task + 1) * ROWS_PER_TASK, w->pairs);
     const dk_input *x = w->x;
@@ -152,7 +117,7 @@ static void gather_rows(void *arg, int64_t task)
     }
 }
 
-static int gather(dk_run *run, work *w)
+static int gather(dk_run *run, dk_expert_work *w)
 {
     int some = 0, none = 0;
     w->gathered = *w->x;
@@ -173,16 +138,16 @@ static int gather(dk_run *run, work *w)
 }
 
 /* Gate and up products of all groups and of the shared expert. */
-static int multiply_in(dk_run *run, work *w)
+static int multiply_in(dk_run *run, dk_expert_work *w)
 {
     const dk_experts *e = w->experts;
     int64_t count = 0;
     for (int64_t g = 0; g < w->group_count; g++) {
-        group at = w->groups[g];
+        dk_pair_group at = w->groups[g];
         w->inputs[g] = w->tokens == 1 ? *w->x : dk_rows_of_input(&w->gathered, at.first, e->hidden);
         float *gate = w->gate + at.first * e->width, *up = w->up + at.first * e->width;
-        w->list[count++] = dk_product_of(gate, e->width, matrix_of(w, at.expert, 0), &w->inputs[g], at.count);
-        w->list[count++] = dk_product_of(up, e->width, matrix_of(w, at.expert, 1), &w->inputs[g], at.count);
+        w->list[count++] = dk_product_of(gate, e->width, dk_expert_matrix(w, at.expert, 0), &w->inputs[g], at.count);
+        w->list[count++] = dk_product_of(up, e->width, dk_expert_matrix(w, at.expert, 1), &w->inputs[g], at.count);
     }
     if (e->shared) {
         w->list[count++] = dk_product_of(w->shared_gate, e->shared_width, &e->shared[0], w->x, w->tokens);
@@ -192,60 +157,68 @@ static int multiply_in(dk_run *run, work *w)
 }
 
 /* Down products of all groups and of the shared expert. */
-static int multiply_out(dk_run *run, work *w, const dk_input *hidden, const dk_input *shared)
+static int multiply_out(dk_run *run, dk_expert_work *w, const dk_input *hidden, const dk_input *shared)
 {
     const dk_experts *e = w->experts;
     int64_t count = 0;
     for (int64_t g = 0; g < w->group_count; g++) {
-        group at = w->groups[g];
+        dk_pair_group at = w->groups[g];
         w->inputs[g] = dk_rows_of_input(hidden, at.first, e->width);
         float *y = w->y + at.first * e->hidden;
-        w->list[count++] = dk_product_of(y, e->hidden, matrix_of(w, at.expert, 2), &w->inputs[g], at.count);
+        w->list[count++] = dk_product_of(y, e->hidden, dk_expert_matrix(w, at.expert, 2), &w->inputs[g], at.count);
     }
     if (e->shared)
         w->list[count++] = dk_product_of(w->shared_y, e->hidden, &e->shared[2], shared, w->tokens);
     return dk_products(run, w->list, count);
 }
 
+void dk_add_slots(const dk_expert_work *w, int64_t token, int64_t first, int64_t count)
+{
+    int64_t n = w->experts->hidden, k = w->experts->k;
+    float *out = w->out + token * n + first;
+    int is_first = 1;
+    for (int64_t slot = 0; slot < k; slot++) {
+        int64_t row = w->row[token * k + slot];
+        if (row < 0)
+            continue;
+        float weight = w->weights[token * k + slot];
+        const float *y = w->y + row * n + first;
+        for (int64_t i = 0; i < count && is_first; i++)
+            out[i] = weight * y[i];
+        for (int64_t i = 0; i < count && !is_first; i++)
+            out[i] += weight * y[i];
+        is_first = 0;
+    }
+    if (is_first)
+        memset(out, 0, (size_t)count * 4);
+    const float *shared = w->shared_y + token * n + first;
+    for (int64_t i = 0; i < count && w->experts->shared; i++)
+        out[i] += shared[i];
+}
+
 static void add_slots(void *arg, int64_t task)
 {
-    const work *w = arg;
-    int64_t n = w->experts->hidden, k = w->experts->k;
+    const dk_expert_work *w = arg;
     int64_t last = dk_min((task + 1) * ROWS_PER_TASK, w->tokens);
-    for (int64_t token = task * ROWS_PER_TASK; token < last; token++) {
-        float *out = w->out + token * n;
-        int is_first = 1;
-        for (int64_t slot = 0; slot < k; slot++) {
-            int64_t row = w->row[token * k + slot];
-            if (row < 0)
-                continue;
-            float weight = w->weights[token * k + slot];
-            const float *y = w->y + row * n;
-            for (int64_t i = 0; i < n && is_first; i++)
-                out[i] = weight * y[i];
-            for (int64_t i = 0; i < n && !is_first; i++)
-                out[i] += weight * y[i];
-            is_first = 0;
-        }
-        if (is_first)
-            memset(out, 0, (size_t)n * 4);
-        const float *shared = w->shared_y + token * n;
-        for (int64_t i = 0; i < n && w->experts->shared; i++)
-            out[i] += shared[i];
-    }
+    for (int64_t token = task * ROWS_PER_TASK; token < last; token++)
+        dk_add_slots(w, token, 0, w->experts->hidden);
 }
 
 int dk_expert_ffn(dk_run *run, float *out, const dk_input *x, const int32_t *ids, const float *weights,
                   const dk_experts *experts, int64_t tokens, void *scratch)
 {
-    work w;
+    dk_expert_work w;
     int some = 0, none = 0;
     lay_out(&w, experts, tokens, (uintptr_t)scratch);
     w.x = x;
     w.weights = weights;
     w.out = out;
     group_pairs(&w, ids);
-    if (gather(run, &w) || multiply_in(run, &w))
+    if (gather(run, &w))
+        return 1;
+    if (tokens > 0 && tokens <= DK_FEW_EXPERT_TOKENS)
+        return dk_experts_of_few(run, &w);
+    if (multiply_in(run, &w))
         return 1;
     if (dk_swiglu(run, w.gate, w.gate, w.up, w.pairs * experts->width, experts->limit))
         return 1;

@@ -18,6 +18,15 @@ typedef struct {
 
 typedef void (*dk_block_fn)(const dk_product *p, const dk_block *b);
 
+/* What computes a product, and about how many nanoseconds a row of it takes. */
+typedef struct {
+    dk_block_fn fn;
+    double cost;
+} dk_kernel;
+
+/* For a product whose tokens make one block (quant_matmul.c). */
+dk_kernel dk_kernel_of(const dk_product *p, int is_small);
+
 /* Most tokens of a block. */
 enum {
     DK_NARROW_TOKENS = 32,

@@ -11,6 +11,9 @@
 /* Longest list that is shared out at once, and most tokens of the row-by-row form. */
 enum { LIST = 256, FEW_TOKENS = 8 };
 
+/* Reading, as one of many threads. */
+static const double NS_PER_BYTE = 0.15;
+
 typedef struct {
     dk_block_fn fn;
     int64_t rows, tokens;    /* of a block */
@@ -55,8 +58,8 @@ static double choose_256(share *s, int64_t *row_step, const dk_product *p, int i
 
 #endif
 
-/* Choose kernel and step; returns nanoseconds per row and token block, roughly. */
-static double choose(share *s, int64_t *row_step, const dk_product *p, int is_small)
+/* Choose kernel and step; returns nanoseconds of arithmetic per row and token block, roughly. */
+static double arithmetic(share *s, int64_t *row_step, const dk_product *p, int is_small)
 {
     double columns = (double)p->w->columns;
     int is_int8 = p->x->q != NULL && dk_unpacker_of(p->w->type) != NULL, is_vector = 0, has_vnni = 0;
@@ -111,6 +114,21 @@ static double choose(share *s, int64_t *row_step, const dk_product *p, int is_sm
     return slow * columns * (0.025 + 0.013 * (double)s->tokens);
 }
 
+/* The same, or the time of reading the row where that is more. */
+static double choose(share *s, int64_t *row_step, const dk_product *p, int is_small)
+{
+    double cost = arithmetic(s, row_step, p, is_small), reading = NS_PER_BYTE * (double)p->w->row_bytes;
+    return cost > reading ? cost : reading;
+}
+
+dk_kernel dk_kernel_of(const dk_product *p, int is_small)
+{
+    share s;
+    int64_t row_step;
+    double cost = choose(&s, &row_step, p, is_small);
+    return (dk_kernel){s.fn, cost};
+}
+
 static void run_block(void *arg, int64_t task)
 {
     const job *j = arg;
@@ -130,6 +148,15 @@ static void run_block(void *arg, int64_t task)
     s->fn(p, &b);
 }
 
+/* Rows of a block that takes about `target` ns: whole steps, but where one takes longer, the long float32 rows of
+ * few tokens are cut, which does not change their sums: 24 rows of 64 KB are more than three threads' work. */
+static int64_t rows_of_block(const dk_product *p, double cost, int64_t step, double target)
+{
+    if (step == DK_FLOAT_ROWS && p->tokens <= DK_DIRECT_TOKENS && cost * (double)step > target)
+        return dk_max(1, (int64_t)(target / cost));
+    return step * dk_max(1, (int64_t)(target / (cost * (double)step + 1.0)));
+}
+
 static int run_list(dk_run *run, const dk_product *list, int64_t count)
 {
     job j = {.list = list, .count = count};
@@ -145,8 +172,7 @@ static int run_list(dk_run *run, const dk_product *list, int64_t count)
     target = target < 10e3 ? 10e3 : target > 1e6 ? 1e6 : target;
     for (int64_t i = 0; i < count; i++) {
         share *s = &j.shares[i];
-        int64_t blocks = (int64_t)(target / (costs[i] * (double)steps[i] + 1.0));
-        s->rows = steps[i] * dk_max(1, blocks);
+        s->rows = rows_of_block(&list[i], costs[i], steps[i], target);
         tasks += (list[i].rows + s->rows - 1) / s->rows * s->across;
         s->end = tasks;
     }

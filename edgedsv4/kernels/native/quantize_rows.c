@@ -5,7 +5,7 @@
  * without their sign: there NaN and infinity are larger than every number.
  */
 
-#include "native.h"
+#include "expert_ffn.h"
 
 enum { GROUP = 32, ELEMENTS_PER_TASK = 1 << 15 };
 #define INFINITY_BITS 0x7f800000u
@@ -126,11 +126,9 @@ DK_AVX512 static void row_avx512(int8_t *q, float *scale, float *sum32, float *s
 
 #endif
 
-static void quantize_tokens(void *arg, int64_t task)
+void dk_quantize_columns(const dk_input *in, int64_t token, int64_t columns, int64_t first, int64_t count)
 {
-    const job *j = arg;
-    const dk_input *in = j->input;
-    int64_t columns = j->columns, groups = columns / GROUP, first = task * j->tokens_per_task;
+    int64_t at = token * columns + first, group = at / GROUP;
     void (*row)(int8_t *, float *, float *, float *, const float *, int64_t) = row_scalar;
 #if defined(DK_X86)
     if (dk_level >= DK_LEVEL_AVX512)
@@ -138,12 +136,19 @@ static void quantize_tokens(void *arg, int64_t task)
     else if (dk_level >= DK_LEVEL_AVX2)
         row = row_avx2;
 #endif
-    for (int64_t t = first; t < dk_min(first + j->tokens_per_task, j->tokens); t++)
-        row((int8_t *)in->q + t * columns, (float *)in->scale + t * groups, (float *)in->sum32 + t * groups,
-            (float *)in->sum16 + t * groups * 2, in->x + t * in->stride, columns);
+    row((int8_t *)in->q + at, (float *)in->scale + group, (float *)in->sum32 + group, (float *)in->sum16 + 2 * group,
+        in->x + token * in->stride + first, count);
 }
 
-int dk_quantize_rows(dk_run *run, dk_input *input, void *memory, int64_t tokens, int64_t columns)
+static void quantize_tokens(void *arg, int64_t task)
+{
+    const job *j = arg;
+    int64_t first = task * j->tokens_per_task;
+    for (int64_t t = first; t < dk_min(first + j->tokens_per_task, j->tokens); t++)
+        dk_quantize_columns(j->input, t, j->columns, 0, j->columns);
+}
+
+void dk_place_quantized(dk_input *input, void *memory, int64_t tokens, int64_t columns)
 {
     int64_t groups = tokens * (columns / GROUP);
     uint8_t *next = memory;
@@ -154,6 +159,11 @@ int dk_quantize_rows(dk_run *run, dk_input *input, void *memory, int64_t tokens,
     input->sum32 = (float *)next;
     next += padded(groups * 4);
     input->sum16 = (float *)next;
+}
+
+int dk_quantize_rows(dk_run *run, dk_input *input, void *memory, int64_t tokens, int64_t columns)
+{
+    dk_place_quantized(input, memory, tokens, columns);
     job j = {input, tokens, columns, dk_max(1, ELEMENTS_PER_TASK / dk_max(1, columns))};
     int64_t tasks = (tokens + j.tokens_per_task - 1) / j.tokens_per_task;
     return tasks ? dk_parallel(run, tasks, quantize_tokens, &j) : 0;

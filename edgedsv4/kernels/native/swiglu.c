@@ -1,5 +1,6 @@
 /* Clamped SwiGLU: y = silu(min(gate, limit)) * clamp(up, -limit, limit). */
 
+#include "expert_ffn.h"
 #include "wide.h"
 
 typedef struct {
@@ -35,6 +36,12 @@ static void one_task(void *arg, int64_t task)
 {
     const swiglu_job *job = arg;
     range(job, task * ELEMENTS_PER_TASK, dk_min((task + 1) * ELEMENTS_PER_TASK, job->count));
+}
+
+void dk_swiglu_part(float *y, const float *gate, const float *up, int64_t count, float limit)
+{
+    swiglu_job job = {y, gate, up, count, limit};
+    range(&job, 0, count);
 }
 
 int dk_swiglu(dk_run *run, float *y, const float *gate, const float *up, int64_t count, float limit)

@@ -44,6 +44,9 @@ class Layer:
     has_shared: bool = True
     has_int8: bool = False
     limit: float = 1.5
+    hidden: int = HIDDEN
+    width: int = WIDTH
+    shared_width: int = SHARED
     experts: list[list[QuantMatrix]] = field(init=False)
     shared: list[QuantMatrix] = field(init=False)
     record: Any = field(init=False)
@@ -51,8 +54,8 @@ class Layer:
 
     def __post_init__(self) -> None:
         kinds = iter(self.kinds * (self.count + 1) * 3)
-        self.experts = [self._expert(WIDTH, kinds, 10 * e) for e in range(self.count)]
-        self.shared = self._expert(SHARED, kinds, 1000)
+        self.experts = [self._expert(self.width, kinds, 10 * e) for e in range(self.count)]
+        self.shared = self._expert(self.shared_width, kinds, 1000)
         self.record = ffi.new("dk_experts *")
         matrices, shared = ffi.new("dk_matrix[]", 3 * self.count), ffi.new("dk_matrix[3]")
         for place, matrix in enumerate(m for expert in self.experts for m in expert):
@@ -63,14 +66,14 @@ class Layer:
         record = self.record
         record.matrices = matrices
         record.shared = shared if self.has_shared else ffi.NULL
-        record.experts, record.width, record.hidden, record.k = self.count, WIDTH, HIDDEN, self.k
-        record.shared_width = SHARED if self.has_shared else 0
+        record.experts, record.k = self.count, self.k
+        record.width, record.hidden = self.width, self.hidden
+        record.shared_width = self.shared_width if self.has_shared else 0
         record.limit, record.shared_limit = self.limit, math.inf
         record.has_int8 = self.has_int8
 
-    @staticmethod
-    def _expert(width: int, kinds: Any, seed: int) -> list[QuantMatrix]:
-        shapes = ((width, HIDDEN), (width, HIDDEN), (HIDDEN, width))
+    def _expert(self, width: int, kinds: Any, seed: int) -> list[QuantMatrix]:
+        shapes = ((width, self.hidden), (width, self.hidden), (self.hidden, width))
         return [stored(*shape, next(kinds), seed + i) for i, shape in enumerate(shapes)]
 
     def expected(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -79,7 +82,7 @@ class Layer:
         rows = []
         for token in range(len(x)):
             row = wide[token : token + 1]
-            total = torch.zeros(1, HIDDEN, dtype=torch.float64)
+            total = torch.zeros(1, self.hidden, dtype=torch.float64)
             for slot in range(self.k):
                 expert = self.experts[int(ids[token, slot])]
                 total += weights[token, slot].double() * _one(row, expert, self.limit)
@@ -92,19 +95,19 @@ class Layer:
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *, is_small: bool
     ) -> torch.Tensor:
         tokens = len(x)
-        out = torch.full((tokens * HIDDEN + GUARD,), torch.nan)
+        out = torch.full((tokens * self.hidden + GUARD,), torch.nan)
         nbytes = lib.dk_experts_scratch_bytes(self.record, tokens)
         memory = torch.full((nbytes + 2 * GUARD,), 0xFF, dtype=torch.uint8)
         start = -memory.data_ptr() % 64
         run = new_run(2)
         run.cdata.is_small = is_small
         given = ffi.new("dk_input *")
-        given.x, given.stride = pointer(x), HIDDEN
-        quantized = torch.empty(lib.dk_quantized_bytes(tokens, HIDDEN) + 64, dtype=torch.uint8)
+        given.x, given.stride = pointer(x), self.hidden
+        quantized = torch.empty(lib.dk_quantized_bytes(tokens, self.hidden) + 64, dtype=torch.uint8)
         if self.has_int8:
             at = quantized.data_ptr() + -quantized.data_ptr() % 64
             memory_at = ffi.cast("void *", at)
-            run.check(lib.dk_quantize_rows(run.cdata, given, memory_at, tokens, HIDDEN))
+            run.check(lib.dk_quantize_rows(run.cdata, given, memory_at, tokens, self.hidden))
         narrow = ids.to(torch.int32)
         scratch = ffi.cast("void *", memory.data_ptr() + start)
         chosen = (pointer(narrow), pointer(weights))
@@ -112,8 +115,8 @@ class Layer:
             lib.dk_expert_ffn(run.cdata, pointer(out), given, *chosen, self.record, tokens, scratch)
         )
         assert bool((memory[start + nbytes :] == 0xFF).all()), "scratch was overrun"
-        assert bool(out[tokens * HIDDEN :].isnan().all()), "the output was overrun"
-        return out[: tokens * HIDDEN].view(tokens, HIDDEN)
+        assert bool(out[tokens * self.hidden :].isnan().all()), "the output was overrun"
+        return out[: tokens * self.hidden].view(tokens, self.hidden)
 
 
 def _one(x: torch.Tensor, expert: list[QuantMatrix], limit: float) -> torch.Tensor:
@@ -125,7 +128,7 @@ def _one(x: torch.Tensor, expert: list[QuantMatrix], limit: float) -> torch.Tens
 
 def drawn(tokens: int, layer: Layer, seed: int = 1) -> tuple[torch.Tensor, ...]:
     draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(tokens, HIDDEN, generator=draw)
+    x = torch.randn(tokens, layer.hidden, generator=draw)
     order = torch.rand(tokens, layer.count, generator=draw).argsort(dim=1)
     weights = torch.rand(tokens, layer.k, generator=draw)
     return x, order[:, : layer.k].contiguous(), weights
@@ -171,6 +174,19 @@ def test_a_token_has_the_same_bits_in_every_small_chunk(has_int8: bool) -> None:
     for part in (slice(0, 1), slice(3, 5), slice(4, 16)):
         alone = layer.run(x[part], ids[part].contiguous(), weights[part], is_small=True)
         assert_same_bits(f"tokens {part}", alone, whole[part])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("has_int8", [False, True])
+@pytest.mark.parametrize("kind", ["Q8_0", "F32"])
+def test_few_tokens_have_the_bits_of_many(kind: str, has_int8: bool) -> None:
+    """Experts of few tokens are computed in other pieces, here several to an expert."""
+    layer = Layer(4, 2, (kind,), has_int8=has_int8, hidden=512, width=544, shared_width=288)
+    x, ids, weights = drawn(20, layer)
+    whole = layer.run(x, ids, weights, is_small=True)
+    for part in (slice(0, 1), slice(2, 18), slice(19, 20)):
+        few = layer.run(x[part], ids[part].contiguous(), weights[part], is_small=True)
+        assert_same_bits(f"tokens {part}", few, whole[part])
 
 
 @pytest.mark.usefixtures("isa")
