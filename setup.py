@@ -63,6 +63,7 @@ setup(
     cffi_modules=[
         "edgedsv4/capi/build_ext.py:ffibuilder",
         "edgedsv4/formats/native/build_ext.py:ffibuilder",
+        "edgedsv4/formats/native/build_ext.py:reader_builder",
         "edgedsv4/kernels/native/build_ext.py:ffibuilder",
     ],
 )

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.shipped_models import SHIPPED_MODELS as SHIPPED_MODELS
     from edgedsv4.runtime.shipped_models import ShippedModel as ShippedModel
     from edgedsv4.runtime.stats import DraftStats as DraftStats
+    from edgedsv4.runtime.stats import ExpertStats as ExpertStats
     from edgedsv4.runtime.stats import StepStats as StepStats
     from edgedsv4.runtime.stats import SyncReport as SyncReport
     from edgedsv4.runtime.synthetic_bench import measure_synthetic as measure_synthetic
@@ -239,6 +240,7 @@ _HOME = {
     ),
     "edgedsv4.runtime.stats": (
         "DraftStats",
+        "ExpertStats",
         "StepStats",
         "SyncReport",
     ),
@@ -328,6 +330,7 @@ __all__ = [
     "EngineOptions",
     "ExpertFrequency",
     "ExpertReadError",
+    "ExpertStats",
     "FormatError",
     "Inspection",
     "KernelTime",

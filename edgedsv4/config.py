@@ -10,13 +10,16 @@ import math
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal, TypeGuard, get_args
 
 from edgedsv4.errors import ConfigError
 
 Profile = Literal["exact", "default"]
 Backend = Literal["auto", "reference", "native", "triton"]
 Dtype = Literal["f32", "f64", "bf16"]
+ExpertPlace = Literal["auto", "mapped", "stored"]
+IoMode = Literal["auto", "direct", "buffered"]
+Prefetch = Literal["on", "off"]
 ReplayPolicy = Literal["aged", "lru", "lfu", "belady"]
 CpuExperts = Literal["auto", "on", "off"]
 
@@ -326,6 +329,23 @@ class EngineOptions:
     cores."""
     checkpoint_bytes: int = 1 << 30
     """Memory one session may spend on turn checkpoints, 0..2^50; the oldest are given up first."""
+    expert_place: ExpertPlace = "auto"
+    """Where routed experts are used, on a CPU: `mapped` in the file, as far as the system caches
+    it; `stored` in slots of their own, those used often staying there and the others read as they
+    are needed. `auto` takes `stored` when not all fit in the memory budget. The text is the
+    same."""
+    expert_ram_bytes: int | None = None
+    """Memory for stored experts, part of the budget; None takes what is left beside the rest."""
+    expert_freq: str | Path | None = None
+    """Frequency file of `edgedsv4 profile`: which experts to expect before enough was seen."""
+    io: IoMode = "auto"
+    """How stored experts are read: `direct` past the system's cache (O_DIRECT), `buffered` through
+    it; `auto` is direct where the file system allows it."""
+    io_depth: int = 32
+    """Reads of 1 MiB under way at a time, 1..1024; drives reach their rate with 16 or more."""
+    prefetch: Prefetch = "on"
+    """`on` reads stored experts before they are asked for, where that is certain or likely enough:
+    those of hash layers, and in prefill the next layer's."""
     draft: int = 0
     """Tokens that the MTP block drafts ahead of each step, 0..8; 0 keeps it out. The text is the
     same; drafting is measured and pauses where it is slower."""
@@ -357,7 +377,8 @@ class EngineOptions:
         )
         if self.prefill_chunk is not None:
             _require_whole("prefill_chunk", self.prefill_chunk, 1, 65536, "1..65536")
-        for name in ("ram_bytes", "vram_bytes"):
+        self._check_experts()
+        for name in ("ram_bytes", "vram_bytes", "expert_ram_bytes"):
             value = getattr(self, name)
             if value is not None:
                 _require_whole(name, value, 1, 1 << 50, "1..2^50 bytes")
@@ -376,6 +397,15 @@ class EngineOptions:
             _require(is_path, "dense_model", "a path", self.dense_model)
         for name in ("pin_threads", "verify", "sigbus_guard"):
             _require(_is_of(getattr(self, name), bool), name, "a bool", getattr(self, name))
+
+    def _check_experts(self) -> None:
+        for name, kind in (("expert_place", ExpertPlace), ("io", IoMode), ("prefetch", Prefetch)):
+            names, value = get_args(kind), getattr(self, name)
+            _require(value in names, name, f"one of {names}", value)
+        _require_whole("io_depth", self.io_depth, 1, 1024, "1..1024")
+        if self.expert_freq is not None:
+            is_path = _is_of(self.expert_freq, (str, Path)) and bool(str(self.expert_freq))
+            _require(is_path, "expert_freq", "a path", self.expert_freq)
 
     @property
     def chunk(self) -> int:

@@ -238,8 +238,14 @@ typedef struct dsv4_engine_options {
     const char *dense_model;  /* beside an expert pack, the file with the rest; NULL: what the pack names */
     const char *cpu_experts;  /* routed experts of a model on a GPU that the CPU computes: "auto" (the default)
                                  those that do not fit there, "on" all, "off" none */
-    int32_t expert_threads;   /* CPU threads for them, 1..1024; 0: the physical cores */
-    int32_t reserved;         /* 0 */
+    int64_t expert_ram_bytes; /* for stored experts, part of the budget; 0: what is left beside the rest */
+    const char *expert_place; /* routed experts: "mapped" in the file, "stored" in memory as far as they fit and
+                                 else read from it; "auto" (the default): stored where not all fit */
+    const char *expert_freq;  /* frequency file of `edgedsv4 profile`: experts to expect at first; NULL for none */
+    const char *io;           /* how stored experts are read: "auto" (the default), "direct", "buffered" */
+    const char *prefetch;     /* "on" (the default) reads stored experts before they are asked for; "off" */
+    int32_t io_depth;         /* reads of 1 MiB under way at a time, 1..1024, by default 32 */
+    int32_t expert_threads;   /* CPU threads of cpu_experts, 1..1024; 0: the physical cores */
 } dsv4_engine_options;
 
 /* Fill in the defaults. struct_size: sizeof(dsv4_engine_options). The texts live for ever. Example:

@@ -42,12 +42,12 @@ ENGINES: HandleTable[Engine] = HandleTable(1, "engine")
 _OPTIONS = "dsv4_engine_options"
 # Members where 0 or NULL stands for the None of the dataclass.
 _OPTIONAL = (
-    *("context", "threads", "prefill_chunk", "ram_bytes", "vram_bytes"),
-    *("draft_model", "dense_model", "expert_threads"),
+    *("context", "threads", "prefill_chunk", "ram_bytes", "vram_bytes", "expert_ram_bytes"),
+    *("expert_freq", "draft_model", "dense_model", "expert_threads"),
 )
 _TEXTS = (
     *("device", "profile", "backend", "dtype", "draft_model", "dense_model"),
-    "cpu_experts",
+    *("cpu_experts", "expert_place", "expert_freq", "io", "prefetch"),
 )
 _FLAGS = ("pin_threads", "verify", "sigbus_guard")
 

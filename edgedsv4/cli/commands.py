@@ -134,9 +134,7 @@ COMMANDS = (
             JSON,
             *plan_command.PLAN_FLAGS,
             *_flag("device", "context", "ram_bytes", "vram_bytes", "profile", "dtype"),
-            *_flag("prefill_chunk", "draft", "draft_model"),
-            *_flag("context", "ram_bytes", "vram_bytes", "profile", "dtype", "prefill_chunk"),
-            *_flag("draft", "draft_model", "dense_model"),
+            *_flag("prefill_chunk", "draft", "draft_model", "dense_model"),
         ),
         plan_command.plan,
         "Budgets may be those of another machine; its figures are given with --links. A card takes"

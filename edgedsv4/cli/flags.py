@@ -16,7 +16,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, get_args
 
 import edgedsv4
-from edgedsv4.config import Backend, CpuExperts, Dtype, EngineOptions, Profile, SamplingOptions
+from edgedsv4.config import (
+    Backend,
+    CpuExperts,
+    Dtype,
+    EngineOptions,
+    ExpertPlace,
+    IoMode,
+    Prefetch,
+    Profile,
+    SamplingOptions,
+)
 from edgedsv4.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -228,6 +238,38 @@ ENGINE_FLAGS = (
         "N",
         parse_whole,
         "CPU threads for them; if left out, one per physical core",
+    ),
+    _option(
+        "--expert-place",
+        "expert_place",
+        "P",
+        None,
+        "routed experts: mapped in the file, or stored in memory as far as they fit and else read",
+        get_args(ExpertPlace),
+    ),
+    _option(
+        "--expert-ram",
+        "expert_ram_bytes",
+        "SIZE",
+        parse_size,
+        "memory for stored experts; if left out, what the budget has left",
+    ),
+    _option(
+        "--expert-freq",
+        "expert_freq",
+        "FILE",
+        None,
+        "frequency file of `edgedsv4 profile`: which experts to expect at first",
+    ),
+    _option("--io", "io", "M", None, "how stored experts are read", get_args(IoMode)),
+    _option("--io-depth", "io_depth", "N", parse_whole, "reads of 1 MiB under way at a time"),
+    _option(
+        "--prefetch",
+        "prefetch",
+        "P",
+        None,
+        "read stored experts before they are asked for",
+        get_args(Prefetch),
     ),
     _option(
         "--checkpoint-ram",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import edgedsv4
 
 if TYPE_CHECKING:
-    from edgedsv4 import DoneEvent, DraftStats, ReplyStep, StepStats, SyncReport
+    from edgedsv4 import DoneEvent, DraftStats, ExpertStats, ReplyStep, StepStats, SyncReport
 
 
 class ReplyStream:
@@ -58,6 +59,18 @@ def stats_line(stats: StepStats, report: SyncReport | None = None) -> str:
         f" reply {stats.generated_tokens:,} tokens,"
         f" {stats.decode_seconds:.2f} s ({stats.decode_tokens_per_second:.1f}/s)"
         f"{'' if stats.drafts is None else f'; {drafts_text(stats.drafts)}'}"
+        f"{'' if stats.experts is None else f'; {experts_text(stats.experts)}'}"
+    )
+
+
+def experts_text(stats: ExpertStats) -> str:
+    """Where stored experts came from, what was read, and how long that held things up."""
+    wasted = f" ({stats.prefetch_wasted:,} of {stats.prefetched:,} read ahead in vain)"
+    return (
+        f"experts {stats.ram_hits:,} from memory ({stats.hit_rate:.0%}),"
+        f" {stats.prefetch_hits:,} read ahead, {stats.disk_reads:,} waited for;"
+        f" {stats.read_bytes / 1e9:.2f} GB read{wasted if stats.prefetch_wasted else ''},"
+        f" {stats.stall_seconds:.2f} s of waiting"
     )
 
 
@@ -83,6 +96,7 @@ def stats_json(stats: StepStats) -> dict[str, object]:
         "prefill_tokens_per_second": stats.prefill_tokens_per_second,
         "decode_tokens_per_second": stats.decode_tokens_per_second,
         "drafts": None if stats.drafts is None else _drafts_json(stats.drafts),
+        "experts": None if stats.experts is None else dataclasses.asdict(stats.experts),
     }
 
 

@@ -134,6 +134,26 @@ class MappedFile:
         if self._mapping.guard_slot is not None and sigbus.tripped(self._mapping.guard_slot):
             self._fail("bytes that were read were gone or unreadable, zeros stood in for them")
 
+    def open_again(self, flags: int = 0) -> int:
+        """Another descriptor of the file, for reading without the mapping; the caller closes it.
+
+        Args:
+            flags: beside `O_RDONLY | O_CLOEXEC`.
+
+        Raises:
+            OSError: the system refuses, for instance the flags.
+            FormatError: another file has the name by now.
+        """
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed")
+        flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(self._absolute, flags)
+        found = os.fstat(descriptor)
+        if (found.st_ino, found.st_dev) != (self._identity.st_ino, self._identity.st_dev):
+            os.close(descriptor)
+            self._fail("another file has its name")
+        return descriptor
+
     def close(self) -> None:
         """Give the file back. Views handed out stay valid until they are garbage collected."""
         if self._descriptor is not None:

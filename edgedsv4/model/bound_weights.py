@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgedsv4.errors import FormatError
+from edgedsv4.formats.expert_extents import Extent
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
@@ -42,6 +43,11 @@ class BlockScale:
     def nbytes(self) -> int:
         """Bytes of these rows."""
         return self.rows * self.record.shape[1]
+
+    def extent(self) -> Extent:
+        """Where these rows lie."""
+        first = self.record.offset + self.first_row * self.record.shape[1]
+        return Extent(self.record.file, first, self.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,17 @@ class BoundTensor:
         stop = start + row_bytes(self.columns)
         return matrix[self.first_row : self.first_row + self.rows, start:stop]
 
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether this weight is whole rows of the stored tensor, one range of bytes."""
+        return self.first_column == 0 and self.columns == self.stored_columns
+
+    def extent(self) -> Extent:
+        """Where the rows lie, without block scales; for a weight that `has_whole_rows`."""
+        row_bytes = self.block_type.row_bytes(self.stored_columns)
+        first = self.record.offset + self.first_row * row_bytes
+        return Extent(self.record.file, first, self.rows * row_bytes)
+
     def tensor_scale_value(self) -> float:
         """The factor on the whole matrix; 1 without one.
 
@@ -134,6 +151,35 @@ class BoundExperts:
         if not 0 <= index < self.count:
             raise IndexError(f"expert {index} of {self.count}")
         return _pick(self.w1, index), _pick(self.w3, index), _pick(self.w2, index)
+
+    @property
+    def has_extents(self) -> bool:
+        """Whether every matrix is one range of bytes."""
+        return all(tensor.has_whole_rows for tensor in (*self.w1, *self.w3, *self.w2))
+
+    @property
+    def form(self) -> tuple[object, ...] | None:
+        """What all experts have in common but for their bytes: types and shapes.
+
+        Layers of equal form give equal records over equal bytes; None where experts differ.
+        """
+        found: list[object] = []
+        for group in (self.w1, self.w3, self.w2):
+            forms = {(t.block_type.name, t.shape[-2:], t.scale is None) for t in group}
+            if len(forms) > 1 or any(tensor.tensor_scale is not None for tensor in group):
+                return None
+            found += forms
+        return tuple(found)
+
+    def extents(self, index: int) -> tuple[Extent, ...]:
+        """Where w1, w3, w2 of one expert lie, then their block scales where those are apart.
+
+        Raises:
+            IndexError: if `index` is not in [0, count).
+        """
+        matrices = self.expert(index)
+        scales = [matrix.scale.extent() for matrix in matrices if matrix.scale is not None]
+        return (*(matrix.extent() for matrix in matrices), *scales)
 
 
 def _pick(matrices: tuple[BoundTensor, ...], index: int) -> BoundTensor:

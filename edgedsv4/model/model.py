@@ -22,6 +22,7 @@ from edgedsv4.model.block import decoder_layer
 from edgedsv4.model.hooks import ForwardHooks
 from edgedsv4.model.kv_cache import KvCache, Numerics
 from edgedsv4.model.layer_plan import LayerPlan, RopePlan, draft_plan, layer_plans
+from edgedsv4.model.moe import forward_with, stream_of
 from edgedsv4.model.step import Step
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Model:
         self.config = config
         self.weights = weights
         self.experts = experts
+        self.stream = stream_of(experts)
+        """The experts, if they come and go."""
         self.numerics = numerics
         self.backend: Backend = backend
         self.plans = layer_plans(config)
@@ -109,7 +112,8 @@ class Model:
             norm, hyper = self.weights.norm, self.weights.hc_head
             return Forward(self._logits(streams, norm, hyper, logits, step), streams)
 
-        return _transaction(run, cache, step.count)
+        with forward_with(self.stream, step.token_ids, is_draft=False):
+            return _transaction(run, cache, step.count)
 
     @torch.inference_mode()
     def forward_draft(
@@ -156,7 +160,8 @@ class Model:
             mixed = self._run_layers(token[:, None, :] + hidden, pairs, cache, step)
             return Forward(self._logits(mixed, draft.norm, draft.hc_head, logits, step), mixed)
 
-        return _transaction(run, cache, step.count)
+        with forward_with(self.stream, step.token_ids, is_draft=True):
+            return _transaction(run, cache, step.count)
 
     def _check_ids(self, token_ids: Tensor, cache: KvCache) -> None:
         if token_ids.dim() != 1 or token_ids.shape[0] < 1 or token_ids.dtype != torch.int64:

@@ -7,8 +7,9 @@ order of the hash table), so the sum does not depend on which other tokens share
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -47,6 +48,61 @@ class ExpertSource(Protocol):
         Raises:
             ExpertReadError: if they cannot be read.
         """
+
+
+@runtime_checkable
+class ExpertStream(ExpertSource, Protocol):
+    """A source whose experts come and go: it hands them over in batches, as they arrive."""
+
+    def begin_forward(self, token_ids: Sequence[int] | None) -> None:
+        """Say which tokens the main model evaluates next; None in the draft block."""
+
+    def end_forward(self, tokens: int) -> None:
+        """Nothing handed to this thread is used any more; `tokens` is 0 after a failure."""
+
+    def stream(
+        self,
+        layer: int,
+        expert_ids: Sequence[int],
+        tokens: int,
+        check_stop: Callable[[], None],
+    ) -> Iterator[Sequence[tuple[int, ExpertWeights]]]:
+        """Hand over each of some experts once, in batches of (id, weights).
+
+        The first batch may be empty. A batch stays until the next one is asked for, the last until
+        this thread asks for another layer or its forward ends.
+
+        Args:
+            layer: of the experts.
+            expert_ids: which.
+            tokens: of the chunk.
+            check_stop: called every now and then while nothing arrives; raises to stop.
+
+        Raises:
+            ExpertReadError: one cannot be read.
+        """
+
+
+def stream_of(experts: ExpertSource) -> ExpertStream | None:
+    """The source as one that streams; None if it does not."""
+    return experts if isinstance(experts, ExpertStream) else None
+
+
+@contextmanager
+def forward_with(
+    stream: ExpertStream | None, token_ids: Tensor, *, is_draft: bool
+) -> Iterator[None]:
+    """One forward of `token_ids` [T], whose experts may come out of a stream."""
+    if stream is None:
+        yield
+        return
+    done = 0
+    try:
+        stream.begin_forward(None if is_draft else token_ids.tolist())
+        yield
+        done = 0 if is_draft else int(token_ids.shape[0])
+    finally:
+        stream.end_forward(done)
 
 
 def moe(
@@ -94,13 +150,24 @@ def _expert_outputs(
     """[T, k, D]: each token through each of its experts, every expert once over all its tokens."""
     outputs = x.new_empty((*ids.shape, x.shape[-1]))
     used = sorted(set(ids.flatten().tolist()))
-    for expert_id, expert in zip(used, experts.fetch(plan.layer, used), strict=True):
-        step.hooks.check_stop()
-        tokens, slots = (ids == expert_id).nonzero(as_tuple=True)
-        outputs[tokens, slots] = expert_ffn(
-            x[tokens], expert.w1, expert.w3, expert.w2, plan.swiglu_limit, backend=step.backend
-        )
+    for batch in _batches(plan.layer, used, experts, step):
+        for expert_id, expert in batch:
+            step.hooks.check_stop()
+            tokens, slots = (ids == expert_id).nonzero(as_tuple=True)
+            outputs[tokens, slots] = expert_ffn(
+                x[tokens], expert.w1, expert.w3, expert.w2, plan.swiglu_limit, backend=step.backend
+            )
     return outputs
+
+
+def _batches(
+    layer: int, used: Sequence[int], experts: ExpertSource, step: Step
+) -> Iterator[Sequence[tuple[int, ExpertWeights]]]:
+    """The experts of a layer as they can be had."""
+    stream = stream_of(experts)
+    if stream is not None:
+        return stream.stream(layer, used, step.count, step.hooks.check_stop)
+    return iter([list(zip(used, experts.fetch(layer, used), strict=True))])
 
 
 def _shared(x: Tensor, weights: MoeWeights, plan: LayerPlan, step: Step) -> Tensor:

@@ -7,6 +7,7 @@ lent by a pool, since several timelines may be evaluated at once.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +28,17 @@ from edgedsv4.model.model import (
     broken_rows,
     broken_streams,
 )
+from edgedsv4.model.moe import forward_with
 from edgedsv4.model.native_cache import NativeKvCache
-from edgedsv4.model.native_network import NativeLayers, NativeNetwork
+from edgedsv4.model.native_network import DescribedExperts, NativeLayers, NativeNetwork
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from edgedsv4.config import ModelConfig
     from edgedsv4.kernels.native.library import NativeRun
     from edgedsv4.model.kv_cache import KvCache, Numerics
-    from edgedsv4.model.moe import ExpertSource
+    from edgedsv4.model.moe import ExpertSource, ExpertStream
     from edgedsv4.model.weights import ExpertWeights, ModelWeights
 
 DK_SMALL_TOKENS = 16
@@ -101,6 +103,7 @@ class NativeModel(Model):
         self._is_pinned = is_pinned
         self._free: list[_Workspace] = []
         self._kept: list[Sequence[ExpertWeights]] = []
+        self._described = DescribedExperts()
 
     def new_cache(self, capacity: int) -> NativeKvCache:
         """State of a new timeline of at most `capacity` tokens."""
@@ -180,10 +183,12 @@ class NativeModel(Model):
 
     def _evaluate(self, chunk: _Chunk, logits: LogitRows) -> Forward:
         workspace = self._take_workspace()
+        is_draft = chunk.given is not None
         try:
-            self._fill_step(workspace, chunk)
-            result = self._run(workspace, chunk, logits)
-            chunk.cache.commit_staged(workspace.step, chunk.count)
+            with forward_with(self.stream, chunk.token_ids, is_draft=is_draft):
+                self._fill_step(workspace, chunk)
+                result = self._run(workspace, chunk, logits)
+                chunk.cache.commit_staged(workspace.step, chunk.count)
         finally:
             self._free[:] = [workspace]
         return result
@@ -267,10 +272,12 @@ class NativeModel(Model):
             self._show_selection(workspace, chunk)
             return
         plan = chunk.layers.plans[step.layer]
-        ids = workspace.tensor(step.ids, (chunk.count, self.config.experts_per_token))
         if chunk.hooks.on_experts is not None:
-            self._show_experts(workspace, chunk, plan, ids)
-        used = sorted(set(ids.flatten().tolist()))
+            self._show_experts(workspace, chunk, plan)
+        used = workspace.used_experts(chunk.count * self.config.experts_per_token)
+        if self.stream is not None:
+            self._compute_batches(self.stream, workspace, chunk, used)
+            return
         records = chunk.layers.experts[step.layer]
         if self.experts.is_resident:
             used = [expert for expert in used if not records[3 * expert].data]
@@ -282,6 +289,22 @@ class NativeModel(Model):
             records = step.experts
             fetched = workspace.fetched = self.experts.fetch(plan.layer, used)
         self.network.set_experts(records, used, fetched, is_shared=self.experts.is_resident)
+
+    def _compute_batches(
+        self, stream: ExpertStream, workspace: _Workspace, chunk: _Chunk, used: Sequence[int]
+    ) -> None:
+        """Compute a layer's experts as they arrive; all at once are left to `dk_layers`."""
+        lib, _ = library()
+        run, step, layers = workspace.run, workspace.step, chunk.layers
+        layer = layers.plans[step.layer].layer
+        for batch in stream.stream(layer, used, chunk.count, chunk.hooks.check_stop):
+            for expert_id, expert in batch:
+                self._described.copy_to(step.experts + 3 * expert_id, expert)
+            if len(batch) == len(used) and not step.parts:
+                return
+            with workspace.choosing(batch) as chosen:
+                network = self.network.cdata
+                run.check(lib.dk_layer_part(run.cdata, network, layers.cdata, step, chosen))
 
     def _show_selection(self, workspace: _Workspace, chunk: _Chunk) -> None:
         on_topk, step = chunk.hooks.on_topk, workspace.step
@@ -298,10 +321,9 @@ class NativeModel(Model):
         selected.fill_(-1)
         selected[:, : ids.shape[1]] = ids
 
-    def _show_experts(
-        self, workspace: _Workspace, chunk: _Chunk, plan: LayerPlan, ids: Tensor
-    ) -> None:
+    def _show_experts(self, workspace: _Workspace, chunk: _Chunk, plan: LayerPlan) -> None:
         lib, _ = library()
+        ids = workspace.tensor(workspace.step.ids, (chunk.count, self.config.experts_per_token))
         on_experts, step, experts = chunk.hooks.on_experts, workspace.step, self.config.num_experts
         if on_experts is None:
             return
@@ -342,6 +364,7 @@ class _Workspace:
         """Experts of the layer at hand, kept alive."""
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._records: Any = None
+        self._chosen: Any = None
 
     def reserve(self, nbytes: int) -> None:
         """Have at least so many bytes, aligned, at `step.workspace`."""
@@ -364,7 +387,24 @@ class _Workspace:
         _, ffi = library()
         if self._records is None:
             self._records = ffi.new("dk_matrix[]", 3 * experts)
+            self._chosen = ffi.new("uint8_t[]", experts)
         return self._records
+
+    def used_experts(self, pairs: int) -> list[int]:
+        """Ids that the tokens chose at this layer, each once, ascending."""
+        _, ffi = library()
+        return sorted(set(ffi.unpack(self.step.ids, pairs)))
+
+    @contextmanager
+    def choosing(self, batch: Sequence[tuple[int, ExpertWeights]]) -> Iterator[Any]:
+        """Marks of some experts, for one call."""
+        try:
+            for expert_id, _ in batch:
+                self._chosen[expert_id] = 1
+            yield self._chosen
+        finally:
+            for expert_id, _ in batch:
+                self._chosen[expert_id] = 0
 
     @staticmethod
     def tensor(address: Any, shape: tuple[int, int], dtype: torch.dtype = torch.int32) -> Tensor:

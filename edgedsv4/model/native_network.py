@@ -248,6 +248,29 @@ class NativeNetwork:
         fill_matrix(self.draft_entrance.stream_projection, draft.h_proj)
 
 
+class DescribedExperts:
+    """Records of experts that come and go, by where their bytes lie.
+
+    Describing an expert takes 20 us, copying its record less than one. There are as many records
+    as places that experts are put to, each with the expert that was there last.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ExpertWeights, Any]] = {}
+
+    def copy_to(self, records: Any, expert: ExpertWeights) -> None:
+        """Put w1, w3, w2 of an expert into three records that no other thread reads."""
+        _, ffi = library()
+        place = expert.w1.data.data_ptr()
+        known = self._known.get(place)
+        if known is None or known[0] is not expert:
+            three = ffi.new("dk_matrix[3]")
+            for record, matrix in zip(three, (expert.w1, expert.w3, expert.w2), strict=True):
+                fill_matrix(record, matrix)
+            known = self._known[place] = expert, three
+        ffi.memmove(records, known[1], ffi.sizeof("dk_matrix[3]"))
+
+
 def fill_hyper(record: Any, hyper: HyperWeights, norm: Tensor) -> None:
     """Describe hyper-connection parameters, and the norm of what is read, in a `dk_hyper`."""
     fill_matrix(record.fn, hyper.fn)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edgedsv4.formats.checkpoint import Checkpoint
+    from edgedsv4.formats.expert_extents import Extent
     from edgedsv4.formats.mapped_file import MappedFile
+    from edgedsv4.model.bound_weights import Bytes
 
 
 _MAY_SWITCH_OFF = (".attn_sink", ".gate.bias")
@@ -217,6 +219,64 @@ class RoutedExperts:
         for file in self._files[layer]:
             file.check_unchanged()
         return [self._record(layer, expert_id) for expert_id in expert_ids]
+
+    @property
+    def has_extents(self) -> bool:
+        """Whether each matrix of every expert is one range of bytes, as `extents` needs it."""
+        return all(experts.has_extents for experts in self._layers)
+
+    @property
+    def layers(self) -> tuple[BoundExperts, ...]:
+        """Where the experts of each layer are."""
+        return self._layers
+
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """The files that hold experts, each once."""
+        return self._all_files
+
+    def form(self, layer: int) -> tuple[object, ...] | None:
+        """What all experts of a layer have in common; see `BoundExperts.form`."""
+        return self._layers[layer].form
+
+    def experts_of(self, layer: int) -> int:
+        """Routed experts of a layer."""
+        return self._layers[layer].count
+
+    def extents(self, layer: int, expert_id: int) -> tuple[Extent, ...]:
+        """Where w1, w3, w2 of an expert lie, then their block scales where those are apart.
+
+        Raises:
+            IndexError: no such layer or expert.
+        """
+        return self._layers[layer].extents(expert_id)
+
+    def over(self, layer: int, expert_id: int, parts: Sequence[Bytes]) -> ExpertWeights:
+        """One expert's matrices over bytes that were read elsewhere, which are not copied.
+
+        Args:
+            layer: of the expert.
+            expert_id: which one.
+            parts: uint8, the bytes of each of its extents, in that order.
+
+        Raises:
+            IndexError: no such layer or expert.
+            FormatError: a factor of a whole matrix is not finite, or its file changed.
+        """
+        bound = self._layers[layer].expert(expert_id)
+        scales = iter(parts[len(bound) :])
+        w1, w3, w2 = (
+            matrix_from_numpy(
+                part,
+                tensor.block_type,
+                tensor.rows,
+                tensor.columns,
+                None if tensor.scale is None else next(scales).reshape(tensor.scale.rows, -1),
+                tensor.tensor_scale_value(),
+            )
+            for tensor, part in zip(bound, parts, strict=False)
+        )
+        return ExpertWeights(w1=w1, w3=w3, w2=w2)
 
     def stacks(self, layer: int) -> ExpertWeights | None:
         """All experts of a layer below one another, where the file has them so; else None.

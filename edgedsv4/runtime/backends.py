@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -28,17 +29,22 @@ from edgedsv4.model.native_network import (
     types_without_int8,
 )
 from edgedsv4.model.weights import load_weights
+from edgedsv4.runtime.aged_frequency import AgedFrequency
 from edgedsv4.runtime.device import TORCH_DTYPES, place_weights
 from edgedsv4.runtime.device_weights import FALLBACK
+from edgedsv4.runtime.expert_files import ExpertFiles
 from edgedsv4.runtime.expert_store import MappedExperts
 from edgedsv4.runtime.gpu_devices import gpu_of
 from edgedsv4.runtime.host import physical_cores
 from edgedsv4.runtime.hybrid import with_hybrid
+from edgedsv4.runtime.ram_store import ExpertStore, StoreOptions
 
 if TYPE_CHECKING:
-    from edgedsv4.config import EngineOptions
+    from edgedsv4.config import EngineOptions, ModelConfig
     from edgedsv4.model.bound_weights import BoundTensor, BoundWeights
+    from edgedsv4.model.weights import ModelWeights, RoutedExperts
     from edgedsv4.runtime.card_plan import CardPlan
+    from edgedsv4.runtime.store_plan import StorePlan
 
 OPERATIONS = (
     "compress",
@@ -68,6 +74,8 @@ class BackendChoice:
     """Sentences for the user."""
     card: CardPlan | None = None
     """Which experts live on a GPU that holds only a part of them; None elsewhere."""
+    store: StorePlan | None = None
+    """Sizes of the store that routed experts are read into; None where they are mapped."""
 
     @property
     def instruction_set(self) -> str | None:
@@ -197,13 +205,50 @@ def load_model(
             )
         family = gpu_of(device).family
         return GpuModel(bound.config, weights, files, numerics, network=network, family=family)
-    source = MappedExperts(experts, device)
+    source: MappedExperts | ExpertStore = MappedExperts(experts, device)
+    if choice.store is not None:
+        source = open_store(bound.config, weights, experts, options, choice.store)
     if choice.name == "native":
         is_pinned = options.pin_threads
         return NativeModel(
             bound.config, weights, source, numerics, threads=threads, is_pinned=is_pinned
         )
     return Model(bound.config, place_weights(weights, device), source, numerics)
+
+
+def open_store(
+    config: ModelConfig,
+    weights: ModelWeights,
+    experts: RoutedExperts,
+    options: EngineOptions,
+    plan: StorePlan,
+) -> ExpertStore:
+    """Make the store of a model's experts; whoever closes the model closes it.
+
+    Raises:
+        CapacityError: its memory is refused.
+        BackendUnavailableError, StorageError: files cannot be read as asked.
+    """
+    tables = {
+        layer: part.moe.expert_table
+        for layer, part in enumerate(weights.layers)
+        if part.moe.expert_table is not None
+    }
+    chosen = StoreOptions(
+        slots=plan.slots,
+        staging=plan.staging,
+        policy=partial(AgedFrequency, experts.num_layers, config.num_experts, plan.prior),
+        layers=config.num_layers,
+        tables=tables,
+        depth=options.io_depth,
+        has_prefetch=options.prefetch == "on",
+    )
+    files = ExpertFiles(experts, options.io)
+    try:
+        return ExpertStore(experts, files, chosen)
+    except BaseException:
+        files.close()
+        raise
 
 
 def _matrices(bound: BoundWeights) -> Iterator[BoundTensor]:

@@ -36,6 +36,7 @@ from edgedsv4.runtime.memory_plan import (
     workspace_bytes,
 )
 from edgedsv4.runtime.opening import notes_of, place, tokenizer_of, too_large, use_threads
+from edgedsv4.runtime.ram_store import ExpertStore
 from edgedsv4.runtime.session import Session
 from edgedsv4.runtime.session_parts import SessionParts
 from edgedsv4.runtime.shipped_models import open_model
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from edgedsv4.formats.snapshot_header import SnapshotModel
     from edgedsv4.model.hooks import SelectionHook
     from edgedsv4.model.model import Model
+    from edgedsv4.runtime.stats import ExpertStats
     from edgedsv4.runtime.timeline import Progress
     from edgedsv4.text.messages import Message, Prompt
     from edgedsv4.text.prompt import PromptOptions
@@ -138,14 +140,9 @@ class Engine:
             threads = use_threads(options, weights, choice)
             copying = partial(report, "copy weights")
             with device_memory_errors(f"opening {checkpoint.path}", device):
-                network = load_model(
-                    bound,
-                    options,
-                    device,
-                    choice,
-                    threads,
-                    on_progress=copying,
-                )
+                network = load_model(bound, options, device, choice, threads, on_progress=copying)
+            if isinstance(network.experts, ExpertStore):
+                stack.callback(network.experts.close)
             report("open model", 3, 4)
             tokenizer = tokenizer_of(checkpoint)
             report("open model", 4, 4)
@@ -289,6 +286,7 @@ class Engine:
             "dtype": options.dtype,
             "context": self.context,
             "prefill_chunk": options.chunk,
+            "experts": _experts_facts(opened),
             "draft": options.draft,
             "cpu_experts": options.cpu_experts,
             "kernels": opened.choice.kernels(),
@@ -300,6 +298,7 @@ class Engine:
         """Bytes by item.
 
         `mapped_weights` and `mapped_experts` are the file's and belong to the system's cache;
+        `expert_bank` is what a store of experts takes, and 0 where they are mapped.
         `kv_used` is the part of `kv_allocated` that live sessions have filled, what drafts need
         included; `workspace` is what one evaluation may take at most, by the memory plan.
         """
@@ -307,9 +306,12 @@ class Engine:
         layout = self._layout(opened)
         sessions = self._known_sessions()
         usages = [usage for session in sessions if (usage := session.usage()) is not None]
+        store = opened.choice.store
+        bank = 0 if store is None else store.nbytes
         return {
-            "mapped_weights": sum(opened.weights.values()) - opened.weights.get(EXPERTS, 0),
-            "mapped_experts": opened.weights.get(EXPERTS, 0),
+            "mapped_weights": sum(opened.weights.values()) - opened.weights.get(EXPERTS, 0) - bank,
+            "mapped_experts": opened.weights.get(EXPERTS, 0) if store is None else 0,
+            "expert_bank": bank,
             "resident_weights": resident_bytes(opened.model.weights),
             "sessions": len(usages),
             "kv_allocated": sum(layout.state_bytes(capacity) for _, capacity in usages),
@@ -387,6 +389,7 @@ class Engine:
             check_room=self._check_more,
             backend=opened.choice.name,
             on_experts=on_experts,
+            expert_stats=partial(_expert_stats, opened.model),
         )
 
     def _check_more(self, tokens: int) -> None:
@@ -421,3 +424,26 @@ class Engine:
         if plan.needed_bytes + others > plan.available_bytes:
             what, is_on_gpu = f"a session of {capacity:,} tokens", opened.choice.name == "triton"
             raise too_large(what, plan, others, is_on_device=is_on_gpu)
+
+
+def _expert_stats(model: Model) -> ExpertStats | None:
+    return model.experts.stats() if isinstance(model.experts, ExpertStore) else None
+
+
+def _experts_facts(opened: _Opened) -> dict[str, object]:
+    """Where routed experts are used, as JSON types."""
+    source, plan = opened.model.experts, opened.choice.store
+    if not isinstance(source, ExpertStore) or plan is None:
+        return {"place": "device" if opened.choice.name == "triton" else "mapped"}
+    stats = source.stats()
+    return {
+        "place": "stored",
+        "slots": plan.slots,
+        "staging_slots": plan.staging,
+        "slot_bytes": plan.slot_bytes,
+        "experts": plan.total,
+        "resident": source.resident(),
+        "reads": source.method,
+        "hit_rate": stats.hit_rate,
+        "read_bytes": stats.read_bytes,
+    }

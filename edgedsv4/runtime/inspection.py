@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from edgedsv4.config import EngineOptions
 from edgedsv4.errors import ConfigError, FormatError
-from edgedsv4.model.weight_table import WeightLine, weight_report
+from edgedsv4.model.weight_table import WeightLine, bind_weights, weight_report
 from edgedsv4.runtime.host import available_ram_bytes
 from edgedsv4.runtime.memory_plan import MemoryPlan, plan_memory, weight_items
 from edgedsv4.runtime.shipped_models import open_model
+from edgedsv4.runtime.store_plan import plan_store, store_obstacle
 from edgedsv4.text.prompt import Prompt, PromptOptions, render_prompt
 from edgedsv4.text.tokenizer import Tokenizer
 
@@ -183,13 +184,16 @@ def plan_model(model: str | Path, options: EngineOptions) -> MemoryPlan:
                 f" found {options.context}"
             )
         budget = options.ram_bytes or available_ram_bytes()
-        return plan_memory(
-            config,
-            weight_items(sizes),
-            options,
-            available_bytes=budget,
-            context=options.context,
+        weights = weight_items(sizes)
+        plan = plan_memory(
+            config, weights, options, available_bytes=budget, context=options.context
         )
+        experts = bind_weights(checkpoint).experts
+        is_needed = not plan.experts_fit and store_obstacle(experts) is None
+        wanted = options.expert_place
+        if wanted == "stored" or (wanted == "auto" and is_needed):
+            plan = plan_store(config, weights, options, experts, budget)[1]
+        return plan
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from edgedsv4.errors import BackendUnavailableError, CapacityError, ConfigError
+from edgedsv4.formats.expert_frequency import read_expert_frequency
 from edgedsv4.runtime.backends import BackendChoice, choose_backend
 from edgedsv4.runtime.card_plan import plan_card, with_gpu_chunk
 from edgedsv4.runtime.device import (
@@ -28,6 +29,7 @@ from edgedsv4.runtime.memory_plan import (
     weight_items,
 )
 from edgedsv4.runtime.shipped_models import SHIPPED_MODELS
+from edgedsv4.runtime.store_plan import BANK, STAGING, plan_store, store_obstacle
 from edgedsv4.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ def use_threads(options: EngineOptions, weights: dict[str, int], choice: Backend
 
 def _default_threads(weights: dict[str, int]) -> int:
     """Threads for a model of these weights, when nobody asks for a number."""
-    dense = sum(weights.values()) - weights.get(EXPERTS, 0)
+    elsewhere = (EXPERTS, BANK, STAGING)
+    dense = sum(nbytes for name, nbytes in weights.items() if name not in elsewhere)
     return 1 if dense < ONE_THREAD_BYTES else physical_cores()
 
 
@@ -112,6 +115,11 @@ def _place_on(
 ) -> Placement:
     choice = choose_backend(bound, options, device)
     is_on_gpu = choice.name == "triton"
+    if options.expert_place == "stored" and device.type != "cpu":
+        raise BackendUnavailableError(
+            f"expert_place 'stored' needs the model to be computed on the CPU, not on {device};"
+            " leave it out, or choose device cpu"
+        )
     weights = device_weight_items(bound) if is_on_gpu else weight_bytes(bound)
     budget = memory_budget(device, options)
     if is_on_gpu:
@@ -121,13 +129,42 @@ def _place_on(
         else:
             options, weights = card.options, card.weights
             choice = replace(choice, notes=(*choice.notes, *card.notes), card=card)
-    return Placement(
+    plan = checked_plan(checkpoint, weights, options, budget, is_on_gpu=is_on_gpu)
+    found = Placement(
         device=device,
         options=options,
         choice=choice,
         weights=weights,
-        plan=checked_plan(checkpoint, weights, options, budget, is_on_gpu=is_on_gpu),
+        plan=plan,
         notes=choice.notes,
+    )
+    return found if is_on_gpu or device.type != "cpu" else _with_store(found, checkpoint, bound)
+
+
+def _with_store(found: Placement, checkpoint: Checkpoint, bound: BoundWeights) -> Placement:
+    """The placement with a store for the routed experts, where one is needed or asked for."""
+    options, plan = found.options, found.plan
+    if options.expert_place == "mapped" or (options.expert_place == "auto" and plan.experts_fit):
+        return found
+    obstacle = store_obstacle(bound.experts)
+    if options.expert_place == "auto" and obstacle is not None:
+        why = f"the routed experts do not fit in memory, and stay mapped: {obstacle}"
+        return replace(found, notes=(*found.notes, why))
+    config, weights, budget = checkpoint.config, found.weights, plan.available_bytes
+    store, stored = plan_store(config, weights, options, bound.experts, budget)
+    if not stored.fits:
+        what = f"{checkpoint.path} with {stored.context:,} tokens and the experts of one token"
+        raise too_large(what, stored)
+    if options.expert_freq is not None:
+        frequency = read_expert_frequency(Path(options.expert_freq))
+        identity = checkpoint.identity_sha256
+        frequency.check_model(identity, config.num_layers, config.num_experts)
+        store = replace(store, prior=frequency.rates())
+    return replace(
+        found,
+        choice=replace(found.choice, store=store),
+        weights={**weights, **store.items()},
+        plan=stored,
     )
 
 
@@ -205,7 +242,14 @@ def notes_of(
     unused = unused_expert_options(placement.device, placement.choice.name, options)
     if unused is not None:
         warnings.append(unused)
-    if not plan.experts_fit:
+    store = placement.choice.store
+    idle = [n for n in ("expert_ram_bytes", "expert_freq") if getattr(options, n) is not None]
+    if store is None:
+        warnings += [
+            f"{name} has no effect: the routed experts are not stored (see expert_place)"
+            for name in idle
+        ]
+    if store is None and not plan.experts_fit:
         warnings.append(
             "the routed experts do not fit in memory beside the rest; they are read from disk as"
             " they are needed, which is slow"
@@ -219,6 +263,11 @@ def notes_of(
         facts.append(
             f"the routed experts come from {checkpoint.pack.path}, everything else from"
             f" {checkpoint.dense_path}"
+        )
+    if store is not None:
+        facts.append(
+            f"{store.slots:,} of {store.total:,} routed experts stay in memory"
+            f" ({store.nbytes / 1e9:.1f} GB), the others are read as they are needed"
         )
     if options.draft:
         facts.append(f"the MTP block drafts up to {options.draft} tokens ahead")

@@ -24,7 +24,7 @@ from edgedsv4.text.special_tokens import ASSISTANT, END_THINK, EOS
 if TYPE_CHECKING:
     from edgedsv4.runtime.sampler import Sampler
     from edgedsv4.runtime.session_parts import SessionParts
-    from edgedsv4.runtime.stats import DraftStats, SyncReport
+    from edgedsv4.runtime.stats import DraftStats, ExpertStats, SyncReport
     from edgedsv4.runtime.timeline import Progress, Timeline
     from edgedsv4.text.messages import Prompt
     from edgedsv4.text.reply import Reply, ReplyEvent
@@ -105,6 +105,7 @@ class _Turn:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     drafts: DraftStats | None = None
+    experts: ExpertStats | None = None
     cancel: CancelledError | None = None
 
     @property
@@ -123,6 +124,7 @@ class _Turn:
             decode_seconds=self.decode_seconds,
             reused_tokens=self.report.reused,
             drafts=self.drafts,
+            experts=self.experts,
         )
 
 
@@ -160,6 +162,7 @@ class ReplyLoop:
     ) -> Iterator[ReplyStep]:
         """Events of the reply; `Session.reply` says the rest."""
         options = options or PromptOptions()
+        experts = self._parts.expert_stats()
         turn = self._prefill(messages, options, on_progress)
         drafts = self._timeline.drafts
         sampler.observe(turn.prompt_ids)
@@ -176,6 +179,9 @@ class ReplyLoop:
             self._timeline.mark_turn()
         if drafts is not None and self._timeline.drafts is not None:
             turn.drafts = self._timeline.drafts.since(drafts)
+        experts_now = self._parts.expert_stats()
+        if experts is not None and experts_now is not None:
+            turn.experts = experts_now.since(experts)
         yield from parser.finish(turn.stop_reason)
         reply = parser.reply
         self._remember_as_rendered(turn, messages, options, reply)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from edgedsv4.formats.snapshot_header import SnapshotModel
     from edgedsv4.model.hooks import SelectionHook
     from edgedsv4.model.model import Model
+    from edgedsv4.runtime.stats import ExpertStats
     from edgedsv4.text.messages import Message, Prompt
     from edgedsv4.text.prompt import PromptOptions
     from edgedsv4.text.tokenizer import Tokenizer
@@ -33,6 +34,8 @@ class SessionParts:
     """Which model saved sessions belong to; reads a little of every weight the first time."""
     check_room: Callable[[int], None]
     """Raises `CapacityError` when the state of so many tokens more does not fit in memory."""
+    expert_stats: Callable[[], ExpertStats | None] = lambda: None
+    """Where the routed experts came from so far; None where they are mapped."""
     backend: str = "reference"
     """Name of what computes."""
     on_experts: SelectionHook | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,48 @@ class DraftStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertStats:
+    """Where the routed experts of forwards came from, for an engine that reads them itself.
+
+    Counts are of all sessions of the engine; an expert counts once per layer and evaluation.
+    """
+
+    ram_hits: int = 0
+    """Found in memory."""
+    prefetch_hits: int = 0
+    """Read before they were asked for, or already on their way."""
+    disk_reads: int = 0
+    """Waited for."""
+    read_bytes: int = 0
+    """Bytes that came from the drive, prefetch and alignment included."""
+    prefetched: int = 0
+    """Experts read ahead."""
+    prefetch_wasted: int = 0
+    """Those of them that went without having been used."""
+    stall_seconds: float = 0.0
+    """Time in which nothing could be computed for want of an expert."""
+
+    @property
+    def asked(self) -> int:
+        """Experts asked for."""
+        return self.ram_hits + self.prefetch_hits + self.disk_reads
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of them that was found in memory; 0 when none were asked for."""
+        return self.ram_hits / self.asked if self.asked else 0.0
+
+    def since(self, earlier: ExpertStats) -> ExpertStats:
+        """What was added to `earlier`."""
+        return ExpertStats(
+            **{
+                field.name: getattr(self, field.name) - getattr(earlier, field.name)
+                for field in fields(self)
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
     """Counts and times of one reply."""
 
@@ -69,6 +111,8 @@ class StepStats:
     """Prompt tokens that did not have to be evaluated."""
     drafts: DraftStats | None = None
     """What became of the reply's drafts; None when `EngineOptions.draft` is 0."""
+    experts: ExpertStats | None = None
+    """Where routed experts came from meanwhile; None where they are used in the mapped file."""
 
     @property
     def prefill_tokens_per_second(self) -> float:

@@ -73,6 +73,10 @@ def test_every_engine_option_is_taken_over(field: dataclasses.Field[Any]) -> Non
         "draft_model": "x.gguf",
         "dense_model": "y.gguf",
         "cpu_experts": "off",
+        "expert_place": "stored",
+        "expert_freq": "x.json",
+        "io": "direct",
+        "prefetch": "off",
     }
     struct = ffi.new("dsv4_engine_options *", ENGINE[0])
     if field.name == "draft_model":

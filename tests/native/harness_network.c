@@ -104,6 +104,42 @@ static dk_network new_network(const char *type, int has_int8)
     return network;
 }
 
+/* The shared expert alone, then the chosen ones by odd and even ids. */
+static void compute_in_parts(dk_run *run, const dk_network *network, const dk_layer *layers, dk_step *step)
+{
+    int64_t count = network->experts.experts;
+    uint8_t *chosen = bytes(count);
+    for (int part = 0; part < 3; part++) {
+        for (int64_t expert = 0; expert < count; expert++)
+            chosen[expert] = part > 0 && expert % 2 == part - 1;
+        expect(dk_layer_part(run, network, layers, step, chosen) == 0, "a part ends");
+    }
+    expect(step->part_row == step->tokens * network->experts.k, "the parts have all rows");
+}
+
+/* The same for one layer's experts alone. */
+static void check_expert_parts(int threads, int64_t tokens)
+{
+    dk_run run = {.threads = threads, .is_small = 1};
+    dk_experts experts = new_experts("Q8_0", 0);
+    dk_input input = {.x = floats(tokens * HIDDEN), .stride = HIDDEN};
+    int32_t *ids = (int32_t *)bytes(tokens * experts.k * 4);
+    for (int64_t i = 0; i < tokens * experts.k; i++)
+        ids[i] = (int32_t)below(experts.experts);
+    uint8_t *chosen = bytes(experts.experts);
+    void *memory = scratch(dk_experts_scratch_bytes(&experts, tokens));
+    int64_t row = 0;
+    for (int part = 0; part < 2; part++) {
+        for (int64_t expert = 0; expert < experts.experts; expert++)
+            chosen[expert] = expert % 2 == part;
+        dk_expert_part(&run, &row, &input, ids, chosen, &experts, tokens, part == 0, memory);
+    }
+    float *out = floats(tokens * HIDDEN);
+    dk_expert_sum(&run, out, floats(tokens * experts.k), &experts, tokens, memory);
+    expect(row == tokens * experts.k && dk_all_finite(out, tokens * HIDDEN), "experts in parts");
+    free_all();
+}
+
 /* All layers, with a pause wherever there can be one, then the head and the commit. */
 static void run_chunk(dk_run *run, const dk_network *network, const dk_layer *layers, dk_layer_state *states,
                       dk_step *step, int is_draft)
@@ -114,9 +150,9 @@ static void run_chunk(dk_run *run, const dk_network *network, const dk_layer *la
     int result = is_draft ? dk_begin_draft(run, network, &draft, step, floats(tokens * 4 * HIDDEN))
                           : dk_begin(run, network, step);
     expect(result == 0, "the chunk begins");
-    do {
-        result = dk_layers(run, network, layers, states, LAYERS, step);
-    } while (result == 2);
+    while ((result = dk_layers(run, network, layers, states, LAYERS, step)) == 2)
+        if (step->phase == 2)
+            compute_in_parts(run, network, layers, step);
     expect(result == 0, "the layers end");
     dk_hyper head = new_hyper(4, 1);
     int64_t first = tokens / 2, count = tokens - first;
@@ -160,4 +196,6 @@ void check_network(int threads)
     check_timeline(threads, "Q8_0", 1, 1);
     check_timeline(threads, "Q8_0", 0, 0);
     check_timeline(threads, "F32", 0, 1);
+    check_expert_parts(threads, 1);
+    check_expert_parts(threads, 19);
 }

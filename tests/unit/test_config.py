@@ -21,6 +21,7 @@ FIELDS = [
 # Values of `WRONG` that are right for some option.
 RIGHT: dict[str, tuple[object, ...]] = {
     "device": ("4",),
+    "expert_freq": ("4",),
     "pin_threads": (True,),
     "verify": (True,),
     "sigbus_guard": (True,),

@@ -1,4 +1,4 @@
-"""Describes the SIGBUS guard to cffi; `setup.py` names `ffibuilder` in `cffi_modules`."""
+"""Describes the SIGBUS guard and the reader to cffi; `setup.py` names the two builders."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from pathlib import Path
 from cffi import FFI
 
 _HERE = Path(__file__).resolve().parent
+_FOLDER = "edgedsv4/formats/native"  # relative to setup.py, as setuptools wants it
 
-ffibuilder = FFI()
-ffibuilder.cdef((_HERE / "sigbus.h").read_text(encoding="utf-8"))
-ffibuilder.set_source(
-    "edgedsv4.formats.native._sigbus",
-    '#include <stddef.h>\n#include <stdint.h>\n#include "sigbus.h"\n',
-    # Relative to setup.py, as setuptools wants it.
-    sources=["edgedsv4/formats/native/sigbus.c"],
-    depends=["edgedsv4/formats/native/sigbus.h", "edgedsv4/formats/native/build_ext.py"],
-    include_dirs=[str(_HERE)],
-    extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
-)
+
+def _builder(module: str, header: str, sources: tuple[str, ...], libraries: tuple[str, ...]) -> FFI:
+    builder = FFI()
+    builder.cdef((_HERE / header).read_text(encoding="utf-8"))
+    builder.set_source(
+        f"edgedsv4.formats.native.{module}",
+        f'#include <stddef.h>\n#include <stdint.h>\n#include "{header}"\n',
+        sources=[f"{_FOLDER}/{name}" for name in sources],
+        depends=[f"{_FOLDER}/{path.name}" for path in (*sorted(_HERE.glob("*.h")), Path(__file__))],
+        include_dirs=[str(_HERE)],
+        extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
+        extra_link_args=list(libraries),
+    )
+    return builder
+
+
+ffibuilder = _builder("_sigbus", "sigbus.h", ("sigbus.c",), ())
+reader_builder = _builder("_reader", "reader.h", ("reader.c", "ring.c"), ("-lpthread",))

@@ -3,7 +3,8 @@
  * A pair is one token in one of its slots. Pairs are grouped by expert; a single token needs no
  * gathering, its slots are the groups. A slot without an expert has no row. Whatever the grouping, a
  * pair's row goes through the same operations, and a token adds its slots in their order, then the shared
- * expert. */
+ * expert. So the experts may come in parts, each as its weights arrive: a part has the rows after those of
+ * the parts before it. */
 
 #include "expert_ffn.h"
 
@@ -49,42 +50,44 @@ int64_t dk_experts_scratch_bytes(const dk_experts *experts, int64_t tokens)
     return lay_out(&w, experts, tokens, 0);
 }
 
-/* Which rows belong to which expert: in order of slot for one token, else by expert. */
-static void group_pairs(dk_expert_work *w, const int32_t *ids)
+/* Which rows belong to which expert of a part: in order of slot for one token, else by expert. Slots of other
+ * parts stay as they are. */
+static void group_pairs(dk_expert_work *w, const int32_t *ids, const uint8_t *chosen)
 {
     int64_t k = w->experts->k, experts = w->experts->experts;
     if (w->tokens == 1) {
         for (int32_t slot = 0; slot < k; slot++) {
-            int32_t row = ids[slot] < 0 ? -1 : (int32_t)w->group_count;
-            w->row[slot] = row;
-            if (row >= 0)
-                w->groups[w->group_count++] = (dk_pair_group){ids[slot], row, 1};
+            if (ids[slot] < 0)
+                w->row[slot] = -1;
+            if (ids[slot] < 0 || (chosen && !chosen[ids[slot]]))
+                continue;
+            w->row[slot] = (int32_t)(w->first + w->rows++);
+            w->groups[w->group_count++] = (dk_pair_group){ids[slot], w->row[slot], 1};
         }
-        w->pairs = w->group_count;
         return;
     }
-    int64_t slots = w->pairs;
     memset(w->next, 0, (size_t)(experts + 1) * 4);
-    w->pairs = 0;
-    for (int64_t slot = 0; slot < slots; slot++) {
-        if (ids[slot] < 0)
-            continue;
-        w->next[ids[slot] + 1]++;
-        w->pairs++;
-    }
+    for (int64_t pair = 0; pair < w->pairs; pair++)
+        if (ids[pair] >= 0)
+            w->next[ids[pair] + 1]++;
+    int32_t row = (int32_t)w->first;
     for (int64_t expert = 0; expert < experts; expert++) {
         int32_t count = w->next[expert + 1];
-        w->next[expert + 1] += w->next[expert];
-        if (count)
-            w->groups[w->group_count++] = (dk_pair_group){(int32_t)expert, w->next[expert], count};
-    }
-    for (int64_t slot = 0; slot < slots; slot++) {
-        w->row[slot] = -1;
-        if (ids[slot] < 0)
+        w->next[expert] = row;
+        if (count == 0 || (chosen && !chosen[expert]))
             continue;
-        int32_t row = w->next[ids[slot]]++;
-        w->row[slot] = row;
-        w->token[row] = (int32_t)(slot / k);
+        w->groups[w->group_count++] = (dk_pair_group){(int32_t)expert, row, count};
+        row += count;
+    }
+    w->rows = row - w->first;
+    for (int64_t pair = 0; pair < w->pairs; pair++) {
+        if (ids[pair] < 0)
+            w->row[pair] = -1;
+        if (ids[pair] < 0 || (chosen && !chosen[ids[pair]]))
+            continue;
+        row = w->next[ids[pair]]++;
+        w->row[pair] = row;
+        w->token[row] = (int32_t)(pair / k);
     }
 }
 
@@ -102,9 +105,9 @@ static void gather_rows(void *arg, int64_t task)
 {
     dk_expert_work *w = arg;
     int64_t n = w->experts->hidden, n32 = n / 32, n16 = n / 16;
-    int64_t last = dk_min((task + 1) * ROWS_PER_TASK, w->pairs);
+    int64_t last = w->first + dk_min((task + 1) * ROWS_PER_TASK, w->rows);
     const dk_input *x = w->x;
-    for (int64_t row = task * ROWS_PER_TASK; row < last; row++) {
+    for (int64_t row = w->first + task * ROWS_PER_TASK; row < last; row++) {
         int64_t token = w->token[row];
         if (w->takes_x)
             memcpy(w->gathered_x + row * n, x->x + token * x->stride, (size_t)n * 4);
@@ -134,11 +137,11 @@ static int gather(dk_run *run, dk_expert_work *w)
         w->gathered.sum32 = w->gathered_sum32;
         w->gathered.sum16 = w->gathered_sum16;
     }
-    return dk_parallel(run, (w->pairs + ROWS_PER_TASK - 1) / ROWS_PER_TASK, gather_rows, w);
+    return dk_parallel(run, (w->rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK, gather_rows, w);
 }
 
-/* Gate and up products of all groups and of the shared expert. */
-static int multiply_in(dk_run *run, dk_expert_work *w)
+/* Gate and up products of all groups, and of the shared expert. */
+static int multiply_in(dk_run *run, dk_expert_work *w, int has_shared)
 {
     const dk_experts *e = w->experts;
     int64_t count = 0;
@@ -149,25 +152,25 @@ static int multiply_in(dk_run *run, dk_expert_work *w)
         w->list[count++] = dk_product_of(gate, e->width, dk_expert_matrix(w, at.expert, 0), &w->inputs[g], at.count);
         w->list[count++] = dk_product_of(up, e->width, dk_expert_matrix(w, at.expert, 1), &w->inputs[g], at.count);
     }
-    if (e->shared) {
+    if (has_shared) {
         w->list[count++] = dk_product_of(w->shared_gate, e->shared_width, &e->shared[0], w->x, w->tokens);
         w->list[count++] = dk_product_of(w->shared_up, e->shared_width, &e->shared[1], w->x, w->tokens);
     }
     return dk_products(run, w->list, count);
 }
 
-/* Down products of all groups and of the shared expert. */
+/* Down products of all groups, whose hidden rows begin at the part's, and of the shared expert. */
 static int multiply_out(dk_run *run, dk_expert_work *w, const dk_input *hidden, const dk_input *shared)
 {
     const dk_experts *e = w->experts;
     int64_t count = 0;
     for (int64_t g = 0; g < w->group_count; g++) {
         dk_pair_group at = w->groups[g];
-        w->inputs[g] = dk_rows_of_input(hidden, at.first, e->width);
+        w->inputs[g] = dk_rows_of_input(hidden, at.first - w->first, e->width);
         float *y = w->y + at.first * e->hidden;
         w->list[count++] = dk_product_of(y, e->hidden, dk_expert_matrix(w, at.expert, 2), &w->inputs[g], at.count);
     }
-    if (e->shared)
+    if (shared)
         w->list[count++] = dk_product_of(w->shared_y, e->hidden, &e->shared[2], shared, w->tokens);
     return dk_products(run, w->list, count);
 }
@@ -204,38 +207,66 @@ static void add_slots(void *arg, int64_t task)
         dk_add_slots(w, token, 0, w->experts->hidden);
 }
 
-int dk_expert_ffn(dk_run *run, float *out, const dk_input *x, const int32_t *ids, const float *weights,
-                  const dk_experts *experts, int64_t tokens, void *scratch)
+/* What lies between the two products of the shared expert. */
+static int activate_shared(dk_run *run, dk_expert_work *w, dk_input *shared)
+{
+    const dk_experts *e = w->experts;
+    int64_t count = w->tokens * e->shared_width;
+    *shared = (dk_input){.x = w->shared_gate, .stride = e->shared_width};
+    if (dk_swiglu(run, w->shared_gate, w->shared_gate, w->shared_up, count, e->shared_limit))
+        return 1;
+    return e->has_int8 && dk_type_has_int8(e->shared[2].type) &&
+           dk_quantize_rows(run, shared, w->shared_memory, w->tokens, e->shared_width);
+}
+
+int dk_expert_part(dk_run *run, int64_t *row, const dk_input *x, const int32_t *ids, const uint8_t *chosen,
+                   const dk_experts *experts, int64_t tokens, int32_t has_shared, void *scratch)
 {
     dk_expert_work w;
     int some = 0, none = 0;
     lay_out(&w, experts, tokens, (uintptr_t)scratch);
     w.x = x;
+    w.first = *row;
+    has_shared = has_shared && experts->shared;
+    group_pairs(&w, ids, chosen);
+    float *gate = w.gate + w.first * experts->width, *up = w.up + w.first * experts->width;
+    if (gather(run, &w) || multiply_in(run, &w, has_shared))
+        return 1;
+    if (dk_swiglu(run, gate, gate, up, w.rows * experts->width, experts->limit))
+        return 1;
+    dk_input hidden = {.x = gate, .stride = experts->width}, shared;
+    look_at_types(&w, 2, &some, &none);
+    if (some && experts->has_int8 && dk_quantize_rows(run, &hidden, w.hidden_memory, w.rows, experts->width))
+        return 1;
+    if (has_shared && activate_shared(run, &w, &shared))
+        return 1;
+    *row += w.rows;
+    return multiply_out(run, &w, &hidden, has_shared ? &shared : NULL);
+}
+
+int dk_expert_sum(dk_run *run, float *out, const float *weights, const dk_experts *experts, int64_t tokens,
+                  void *scratch)
+{
+    dk_expert_work w;
+    lay_out(&w, experts, tokens, (uintptr_t)scratch);
     w.weights = weights;
     w.out = out;
-    group_pairs(&w, ids);
-    if (gather(run, &w))
-        return 1;
-    if (tokens > 0 && tokens <= DK_FEW_EXPERT_TOKENS)
-        return dk_experts_of_few(run, &w);
-    if (multiply_in(run, &w))
-        return 1;
-    if (dk_swiglu(run, w.gate, w.gate, w.up, w.pairs * experts->width, experts->limit))
-        return 1;
-    dk_input hidden = {.x = w.gate, .stride = experts->width};
-    dk_input shared = {.x = w.shared_gate, .stride = experts->shared_width};
-    look_at_types(&w, 2, &some, &none);
-    if (some && experts->has_int8 && dk_quantize_rows(run, &hidden, w.hidden_memory, w.pairs, experts->width))
-        return 1;
-    if (experts->shared) {
-        int64_t count = tokens * experts->shared_width;
-        if (dk_swiglu(run, w.shared_gate, w.shared_gate, w.shared_up, count, experts->shared_limit))
-            return 1;
-        if (experts->has_int8 && dk_type_has_int8(experts->shared[2].type) &&
-            dk_quantize_rows(run, &shared, w.shared_memory, tokens, experts->shared_width))
-            return 1;
-    }
-    if (multiply_out(run, &w, &hidden, &shared))
-        return 1;
     return dk_parallel(run, (tokens + ROWS_PER_TASK - 1) / ROWS_PER_TASK, add_slots, &w);
+}
+
+int dk_expert_ffn(dk_run *run, float *out, const dk_input *x, const int32_t *ids, const float *weights,
+                  const dk_experts *experts, int64_t tokens, void *scratch)
+{
+    if (tokens > 0 && tokens <= DK_FEW_EXPERT_TOKENS) {
+        dk_expert_work w;
+        lay_out(&w, experts, tokens, (uintptr_t)scratch);
+        w.x = x;
+        w.weights = weights;
+        w.out = out;
+        group_pairs(&w, ids, NULL);
+        return gather(run, &w) || dk_experts_of_few(run, &w);
+    }
+    int64_t row = 0;
+    return dk_expert_part(run, &row, x, ids, NULL, experts, tokens, 1, scratch) ||
+           dk_expert_sum(run, out, weights, experts, tokens, scratch);
 }

@@ -29,7 +29,9 @@ typedef struct {
     const dk_experts *experts;
     const dk_input *x;
     int64_t tokens;
-    int64_t pairs;  /* slots with an expert, once they are grouped */
+    int64_t pairs;
+    int64_t first; /* row of the part at hand */
+    int64_t rows;  /* of the part */
     int64_t group_count;
     dk_pair_group *groups;
     int32_t *next;  /* [experts + 1] */

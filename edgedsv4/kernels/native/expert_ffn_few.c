@@ -76,7 +76,7 @@ static void describe_all(dk_run *run, few *f)
     for (int64_t g = 0; g < w->group_count; g++)
         is_int8 |= e->has_int8 && dk_type_has_int8(dk_expert_matrix(w, w->groups[g].expert, 2)->type);
     if (is_int8)
-        dk_place_quantized(&hidden, w->hidden_memory, w->pairs, e->width);
+        dk_place_quantized(&hidden, w->hidden_memory, w->rows, e->width);
     for (int64_t g = 0; g < w->group_count; g++) {
         dk_pair_group at = w->groups[g];
         dk_expert_piece piece = {.count = at.count, .width = e->width, .limit = e->limit};

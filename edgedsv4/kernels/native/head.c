@@ -22,7 +22,7 @@ int dk_begin(dk_run *run, const dk_network *network, dk_step *step)
     int64_t n = network->hidden;
     lay_out(&b, run, network, step);
     step->layer = 0;
-    step->phase = 0;
+    dk_enter_layer(step);
     make_tables(network, step, &b);
     if (dk_embed(run, b.x, &network->embed, step->token_ids, step->tokens))
         return 1;
@@ -52,7 +52,7 @@ int dk_begin_draft(dk_run *run, const dk_network *network, const dk_draft *draft
     int64_t n = network->hidden, t = step->tokens;
     lay_out(&b, run, network, step);
     step->layer = 0;
-    step->phase = 0;
+    dk_enter_layer(step);
     make_tables(network, step, &b);
     memcpy(b.stream_rows, streams, (size_t)(4 * t * n) * 4);
     if (dk_embed(run, b.token_rows, &network->embed, step->token_ids, t) ||

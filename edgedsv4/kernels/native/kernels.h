@@ -248,6 +248,13 @@ int64_t dk_experts_scratch_bytes(const dk_experts *experts, int64_t tokens);
  * with a negative id adds nothing. Row invariant when run->is_small or without int8. */
 int dk_expert_ffn(dk_run *run, float *out, const dk_input *x, const int32_t *ids, const float *weights,
                   const dk_experts *experts, int64_t tokens, void *scratch);
+/* The same in parts, for experts whose weights come one after another; any division has the same bits. A part
+ * computes the experts with a nonzero chosen [experts] (NULL: all), the shared one if asked. *row is 0 before the
+ * first part; the scratch keeps what the sum needs. Every expert of ids must be in one part. */
+int dk_expert_part(dk_run *run, int64_t *row, const dk_input *x, const int32_t *ids, const uint8_t *chosen,
+                   const dk_experts *experts, int64_t tokens, int32_t has_shared, void *scratch);
+int dk_expert_sum(dk_run *run, float *out, const float *weights, const dk_experts *experts, int64_t tokens,
+                  void *scratch);
 
 /* ---- experts beside a GPU (host_experts.c) ---- */
 
@@ -363,6 +370,8 @@ typedef struct {
     const dk_matrix *experts;    /* [experts * 3] used instead of the layer's own, or NULL */
     int64_t layer;         /* where the work stands: layer, and its part (0, 1 after the selection, */
     int32_t phase;         /* 2 before the experts) */
+    int32_t parts;         /* of the layer's experts that were computed apart, see dk_layer_part */
+    int64_t part_row;
     int32_t *selected;     /* set at a pause, to be changed at will: [tokens, top] */
     float *logits;         /* of the router, [tokens, experts] */
     int32_t *ids;          /* [tokens, k] */
@@ -392,6 +401,11 @@ int dk_begin_draft(dk_run *run, const dk_network *network, const dk_draft *draft
  * past the end of the timeline. Row invariant when run->is_small or without int8. */
 int dk_layers(dk_run *run, const dk_network *network, const dk_layer *layers, const dk_layer_state *states,
               int64_t count, dk_step *step);
+/* At a pause before the experts: compute those with a nonzero chosen [experts], whose records are set. Once all
+ * were, dk_layers goes on behind them. The first part has the shared expert too and may choose no other. Row
+ * invariant as dk_layers, with the same bits as without parts. */
+int dk_layer_part(dk_run *run, const dk_network *network, const dk_layer *layers, dk_step *step,
+                  const uint8_t *chosen);
 /* logits [count, vocab] of `count` tokens from `first` on. Row invariant as dk_layers. */
 int dk_head(dk_run *run, const dk_network *network, const dk_hyper *hyper, const dk_step *step, float *logits,
             int64_t first, int64_t count);

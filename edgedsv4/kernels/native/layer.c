@@ -233,7 +233,7 @@ int dk_layers(dk_run *run, const dk_network *network, const dk_layer *layers, co
         if (result)
             return result;
         step->layer++;
-        step->phase = 0;
+        dk_enter_layer(step);
     }
     return 0;
 }

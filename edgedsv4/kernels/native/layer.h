@@ -64,13 +64,21 @@ int dk_layer_attention(dk_run *run, const dk_network *network, const dk_layer *l
                        const dk_layer_state *state, const dk_step *step, dk_buffers *b);
 int dk_layer_route(dk_run *run, const dk_network *network, const dk_layer *layer, const dk_step *step,
                    dk_buffers *b);
-int dk_layer_experts(dk_run *run, const dk_network *network, const dk_layer *layer, const dk_step *step,
+int dk_layer_experts(dk_run *run, const dk_network *network, const dk_layer *layer, dk_step *step,
                      dk_buffers *b);
 
 /* Whether the tokens of a chunk choose among more compressed rows than they may attend to. */
 DK_INLINE int dk_selects(const dk_network *network, const dk_layer *layer, const dk_step *step)
 {
     return layer->has_indexer && (step->start + step->tokens) / layer->ratio > network->top;
+}
+
+/* Stand before the first part of step->layer. */
+DK_INLINE void dk_enter_layer(dk_step *step)
+{
+    step->phase = 0;
+    step->parts = 0;
+    step->part_row = 0;
 }
 
 /* The next bytes of a memory, aligned to 64. */

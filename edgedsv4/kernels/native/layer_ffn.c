@@ -19,7 +19,7 @@ int dk_layer_route(dk_run *run, const dk_network *network, const dk_layer *layer
 }
 
 /* Whether a gate or up product of the chosen experts can use int8. */
-static int takes_int8(const dk_experts *e, const dk_step *step, const dk_buffers *b)
+static int takes_int8(const dk_experts *e, const dk_step *step, const dk_buffers *b, const uint8_t *chosen)
 {
     if (!e->has_int8)
         return 0;
@@ -27,22 +27,42 @@ static int takes_int8(const dk_experts *e, const dk_step *step, const dk_buffers
         return 1;
     for (int64_t pair = 0; pair < step->tokens * e->k; pair++) {
         const dk_matrix *matrices = &e->matrices[b->ids[pair] * 3];
+        if (chosen && !chosen[b->ids[pair]])
+            continue;
         if (dk_type_has_int8(matrices[0].type) || dk_type_has_int8(matrices[1].type))
             return 1;
     }
     return 0;
 }
 
-int dk_layer_experts(dk_run *run, const dk_network *network, const dk_layer *layer, const dk_step *step,
-                     dk_buffers *b)
+static int compute_part(dk_run *run, const dk_network *network, const dk_layer *layer, dk_step *step,
+                        dk_buffers *b, const uint8_t *chosen)
 {
     dk_experts experts = layer->experts;
     dk_input x;
     if (step->experts)
         experts.matrices = step->experts;
-    if (dk_make_input(run, &x, b->x, network->hidden, step->tokens, b->x_memory,
-                      takes_int8(&experts, step, b)) ||
-        dk_expert_ffn(run, b->out, &x, b->ids, b->weights, &experts, step->tokens, b->expert_scratch))
+    int has_int8 = takes_int8(&experts, step, b, chosen);
+    return dk_make_input(run, &x, b->x, network->hidden, step->tokens, b->x_memory, has_int8) ||
+           dk_expert_part(run, &step->part_row, &x, b->ids, chosen, &experts, step->tokens, step->parts == 0,
+                          b->expert_scratch);
+}
+
+int dk_layer_part(dk_run *run, const dk_network *network, const dk_layer *layers, dk_step *step,
+                  const uint8_t *chosen)
+{
+    dk_buffers b;
+    dk_lay_out(&b, network, step->tokens, step->keys, step->staged_bytes, run->threads, step->workspace);
+    int stopped = compute_part(run, network, &layers[step->layer], step, &b, chosen);
+    step->parts++;
+    return stopped;
+}
+
+int dk_layer_experts(dk_run *run, const dk_network *network, const dk_layer *layer, dk_step *step,
+                     dk_buffers *b)
+{
+    if (step->parts == 0 && compute_part(run, network, layer, step, b, NULL))
         return 1;
-    return dk_write_streams(run, network, step, b);
+    return dk_expert_sum(run, b->out, b->weights, &layer->experts, step->tokens, b->expert_scratch) ||
+           dk_write_streams(run, network, step, b);
 }

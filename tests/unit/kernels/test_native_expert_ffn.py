@@ -92,8 +92,15 @@ class Layer:
         return torch.cat(rows)
 
     def run(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *, is_small: bool
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        *,
+        is_small: bool,
+        parts: tuple[set[int], ...] = (),
     ) -> torch.Tensor:
+        """With `parts`, which experts come together, the first one with the shared expert."""
         tokens = len(x)
         out = torch.full((tokens * self.hidden + GUARD,), torch.nan)
         nbytes = lib.dk_experts_scratch_bytes(self.record, tokens)
@@ -111,9 +118,20 @@ class Layer:
         narrow = ids.to(torch.int32)
         scratch = ffi.cast("void *", memory.data_ptr() + start)
         chosen = (pointer(narrow), pointer(weights))
-        run.check(
-            lib.dk_expert_ffn(run.cdata, pointer(out), given, *chosen, self.record, tokens, scratch)
-        )
+        sizes = (self.record, tokens, scratch)
+        if parts:
+            row = ffi.new("int64_t *")
+            for place, part in enumerate(parts):
+                mask = bytes(expert in part for expert in range(self.count))
+                run.check(
+                    lib.dk_expert_part(
+                        run.cdata, row, given, chosen[0], mask, *sizes[:2], place == 0, scratch
+                    )
+                )
+            assert row[0] == tokens * self.k
+            run.check(lib.dk_expert_sum(run.cdata, pointer(out), chosen[1], *sizes))
+        else:
+            run.check(lib.dk_expert_ffn(run.cdata, pointer(out), given, *chosen, *sizes))
         assert bool((memory[start + nbytes :] == 0xFF).all()), "scratch was overrun"
         assert bool(out[tokens * self.hidden :].isnan().all()), "the output was overrun"
         return out[: tokens * self.hidden].view(tokens, self.hidden)
@@ -187,6 +205,25 @@ def test_few_tokens_have_the_bits_of_many(kind: str, has_int8: bool) -> None:
     for part in (slice(0, 1), slice(2, 18), slice(19, 20)):
         few = layer.run(x[part], ids[part].contiguous(), weights[part], is_small=True)
         assert_same_bits(f"tokens {part}", few, whole[part])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("tokens", [1, 2, 16, 45])
+@pytest.mark.parametrize("has_int8", [False, True])
+@pytest.mark.parametrize(
+    "parts",
+    [({0, 1, 2, 3, 4},), (set(), {4, 2, 0}, {1, 3}), ({3}, {1}, {0}, {4}, {2})],
+    ids=["at once", "shared first", "one by one"],
+)
+def test_experts_in_parts_have_the_same_bits(
+    tokens: int, has_int8: bool, parts: tuple[set[int], ...]
+) -> None:
+    layer = Layer(5, 3, ("MXFP4", "Q8_0", "F32"), has_int8=has_int8)
+    x, ids, weights = drawn(tokens, layer)
+    is_small = tokens <= 16
+    whole = layer.run(x, ids, weights, is_small=is_small)
+    got = layer.run(x, ids, weights, is_small=is_small, parts=parts)
+    assert_same_bits(f"parts {parts}", got, whole)
 
 
 @pytest.mark.usefixtures("isa")

@@ -1,0 +1,147 @@
+"""How many routed experts stay in memory when not all do: arithmetic before anything is opened.
+
+The store gets what the budget has left beside everything else and a second session of the planned
+size (a saved session is loaded beside the live one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from edgedsv4.errors import BackendUnavailableError, CapacityError
+from edgedsv4.formats.range_reader import HAVE_READER, LARGEST_ALIGNMENT, WHY_NO_READER
+from edgedsv4.runtime.memory_plan import MemoryPlan, StateLayout, plan_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from edgedsv4.config import EngineOptions, ModelConfig
+    from edgedsv4.model.bound_weights import BoundExperts
+
+BANK = "expert bank"
+STAGING = "expert staging"
+LEAST_STAGING, MOST_STAGING = 2, 64
+PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """Sizes of an expert store."""
+
+    slots: int
+    """Experts that stay in memory."""
+    staging: int
+    """Further slots, for experts that only pass through."""
+    slot_bytes: int
+    total: int
+    """Routed experts of the model."""
+    prior: npt.NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
+    """[layers, experts], uses per token in a corpus."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all slots."""
+        return (self.slots + self.staging) * self.slot_bytes
+
+    def items(self) -> dict[str, int]:
+        """Lines of the memory plan."""
+        return {BANK: self.slots * self.slot_bytes, STAGING: self.staging * self.slot_bytes}
+
+
+def largest_object_bytes(experts: Sequence[BoundExperts], alignment: int) -> int:
+    """Bytes that any expert fits into, wherever it lies, when reads are aligned to `alignment`."""
+    largest = 0
+    for layer in experts:
+        for expert_id in range(layer.count if layer.form is None else 1):
+            sizes = (extent.nbytes for extent in layer.extents(expert_id))
+            widened = sum(-(-(size + alignment - 1) // alignment) * alignment for size in sizes)
+            largest = max(largest, widened)
+    return largest
+
+
+def padded(nbytes: int) -> int:
+    """Bytes of a slot for an object of so many."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+def store_obstacle(experts: Sequence[BoundExperts]) -> str | None:
+    """Why a store cannot read a model's experts, as the end of a sentence; None if it can."""
+    if not HAVE_READER:
+        return WHY_NO_READER
+    if not all(layer.has_extents for layer in experts):
+        return "its experts are no whole rows of stored tensors"
+    return None
+
+
+def plan_store(
+    config: ModelConfig,
+    weights: Mapping[str, int],
+    options: EngineOptions,
+    experts: Sequence[BoundExperts],
+    available_bytes: int,
+) -> tuple[StorePlan, MemoryPlan]:
+    """Sizes of a store, and the memory plan with it.
+
+    Args:
+        config: shape of the model.
+        weights: bytes by item, without a store.
+        options: of the engine.
+        experts: by layer.
+        available_bytes: the memory budget.
+
+    Raises:
+        CapacityError: the budget does not hold the experts of one token beside everything else, or
+            not as many as `expert_ram_bytes` says.
+        BackendUnavailableError: the experts cannot be read by a store.
+    """
+    obstacle = store_obstacle(experts)
+    if obstacle is not None:
+        raise BackendUnavailableError(f"the experts cannot be kept in a store: {obstacle}")
+    slot_bytes = padded(largest_object_bytes(experts, LARGEST_ALIGNMENT))
+    total = sum(layer.count for layer in experts)
+    least = StorePlan(config.experts_per_token, LEAST_STAGING, slot_bytes, total)
+
+    def planned(store: StorePlan, context: int | None) -> MemoryPlan:
+        items = {**weights, **store.items()}
+        return plan_memory(config, items, options, available_bytes=available_bytes, context=context)
+
+    smallest = planned(least, options.context)
+    if not smallest.fits:
+        return least, smallest
+    layout = StateLayout(config, options.profile, options.dtype, options.draft)
+    spare = smallest.available_bytes - smallest.needed_bytes - layout.state_bytes(smallest.context)
+    room = least.nbytes + max(0, spare)
+    if options.expert_ram_bytes is not None:
+        room = _asked_room(options.expert_ram_bytes, least, smallest)
+    store = _split(room // slot_bytes, least)
+    return store, planned(store, smallest.context)
+
+
+def _asked_room(asked: int, least: StorePlan, smallest: MemoryPlan) -> int:
+    most = least.nbytes + smallest.available_bytes - smallest.needed_bytes
+    if asked < least.nbytes:
+        raise CapacityError(
+            f"expert_ram_bytes must hold {least.slots + least.staging} experts",
+            needed_bytes=least.nbytes,
+            available_bytes=asked,
+        )
+    if asked > most:
+        raise CapacityError(
+            "the experts that expert_ram_bytes asks for do not fit beside the rest",
+            needed_bytes=asked,
+            available_bytes=most,
+        )
+    return asked
+
+
+def _split(count: int, least: StorePlan) -> StorePlan:
+    if count >= least.total + LEAST_STAGING:
+        return StorePlan(least.total, LEAST_STAGING, least.slot_bytes, least.total)
+    staging = min(MOST_STAGING, max(LEAST_STAGING, count // 8))
+    slots = max(least.slots, min(count - staging, least.total))
+    return StorePlan(slots, staging, least.slot_bytes, least.total)
