@@ -37,6 +37,12 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c $(STAMPS)/con
 # Without build isolation the build uses the pinned tools and downloads nothing twice. `compat` puts the
 # checkout on Python's path; the other mode is lost to a folder of the same name, as beside a clone.
 INSTALL := $(PIP) --quiet --no-build-isolation --config-settings editable_mode=compat
+# What an extra asks for, without the package: installing that again would compile its C again. Most
+# modules of these are never imported, so Python compiles those that are.
+TOOLS := $(PIP) --quiet --no-compile
+EXTRA := import sys, tomllib; \
+  extras = tomllib.load(open(sys.argv[1], "rb"))["project"]["optional-dependencies"]; \
+  print(*(line for name in sys.argv[2:] for line in extras[name]), sep="\n")
 
 .PHONY: chat test eval capi compile-kernels lint docs setup clean
 
@@ -125,10 +131,13 @@ $(STAMPS)/package: pyproject.toml apps/tui/pyproject.toml $(NATIVE) $(TORCH_STAM
 
 $(STAMPS)/test: $(STAMPS)/package
 	@echo "test dependencies"
-	@$(INSTALL) --editable '.[test,parity]' --editable 'apps/tui[test]'
+	@$(BIN)/python -c '$(EXTRA)' pyproject.toml test parity > $(STAMPS)/test.txt
+	@$(BIN)/python -c '$(EXTRA)' apps/tui/pyproject.toml test >> $(STAMPS)/test.txt
+	@$(TOOLS) -r $(STAMPS)/test.txt
 	@touch $@
 
 $(STAMPS)/lint: $(STAMPS)/package
 	@echo "lint tools"
-	@$(INSTALL) --editable '.[lint]'
+	@$(BIN)/python -c '$(EXTRA)' pyproject.toml lint > $(STAMPS)/lint.txt
+	@$(TOOLS) -r $(STAMPS)/lint.txt
 	@touch $@
