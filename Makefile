@@ -54,11 +54,15 @@ chat: $(STAMPS)/package
 # have processes of their own. Status 5, no test chosen, is right where PYTEST means the other run.
 # On a machine with a GPU `auto` would be that.
 NO_GPU := CUDA_VISIBLE_DEVICES=
+# A file stays in one process, so that what its tests share is made once; files in their order, for the
+# long ones come early. Tests of the interpreter share nothing.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+BY_TEST := --dist worksteal
 INTERPRETED := $(if $(findstring tests/,$(PYTEST)),,tests/triton)
 test: $(STAMPS)/test
 	@status=0; run() { "$$@" || { code=$$?; $(if $(PYTEST),[ $$code = 5 ] ||) status=$$code; }; }; \
-	run env $(NO_GPU) $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(PYTEST); \
-	run env $(NO_GPU) TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted -n $(WORKERS) $(INTERPRETED) $(PYTEST); \
+	run env $(NO_GPU) $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(BY_FILE) $(PYTEST); \
+	run env $(NO_GPU) TRITON_INTERPRET=1 $(BIN)/python -m pytest -m interpreted -n $(WORKERS) $(BY_TEST) $(INTERPRETED) $(PYTEST); \
 	exit $$status
 
 # Every variant of every Triton kernel for every GPU; what it takes is kept in tests/data.
