@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig, Profile
     from edgedsv4.model.model import Model
 
+SMALL_SHAPE = {
+    "vocab_size": 64,
+    "num_heads": 2,
+    "q_lora_rank": 32,
+    "output_lora_rank": 16,
+    "index_heads": 2,
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "hc_sinkhorn_iterations": 3,
+}
+"""Changes of `tiny_config` for the interpreter, whose time goes with the number of programs and of
+their loops' rounds: sizes of single kernels are the matter of their own tests."""
+
 
 def gpu_model_of(model: Model) -> GpuModel:
     """The weights of a CPU model on the device under test."""

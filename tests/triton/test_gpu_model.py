@@ -6,19 +6,20 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from gpu_models import both
+from gpu_models import SMALL_SHAPE, both
 from memory_model import evaluate, ids_tensor
 from tiny_model import random_tensors, random_tokens, tiny_config
 from triton_device import DEVICE
 
 from edgedsv4.model.hooks import ForwardHooks
 
+pytestmark = pytest.mark.usefixtures("few_programs")
 SEED = 5
 IS_SMALL = DEVICE == "cpu"
 """The interpreter takes a second for what a GPU does in microseconds."""
 COUNT = 11 if IS_SMALL else 300
 RATIOS = (0, 4) if IS_SMALL else (0, 4, 128, 4, 0)
-SHAPE = {"vocab_size": 64, "index_topk": 2, "num_experts": 4} if IS_SMALL else {}
+SHAPE = {"index_topk": 2, **SMALL_SHAPE} if IS_SMALL else {}
 EXACT_LIMIT = 2e-4
 DEFAULT_LIMIT = 0.08
 """Root mean square of the error, of that of the logits: a product of bfloat16 operands is good to

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gpu_models import SMALL_SHAPE
 from tiny_model import tiny_config
 from triton_device import DEVICE
 
@@ -17,16 +18,11 @@ from edgedsv4.runtime.synthetic_bench import (
     measure_synthetic,
 )
 
+pytestmark = pytest.mark.usefixtures("few_programs")
 CONFIG = tiny_config(
     compress_ratios=(4,),
     num_hash_layers=0,
-    vocab_size=32,
-    num_heads=2,
-    q_lora_rank=32,
-    output_lora_rank=16,
-    index_heads=2,
-    num_experts=4,
-    experts_per_token=1,
+    **SMALL_SHAPE,
 )
 OPTIONS = SyntheticOptions(experts="mxfp4", prompts=(), generate=1, depths=(60,))
 
