@@ -116,10 +116,9 @@ class DecodeStep:
             self._hybrid.begin_token()
         if not self._graphs and self._is_graph():
             self._graphs = {rows: self._capture(rows) for rows in reversed(self._row_limits)}
-        seen = (position + 1) // OVERLAP_RATIO
-        rows = next(
-            limit for limit in self._row_limits if seen <= max(limit, self._config.index_topk)
-        )
+        seen, topk = (position + 1) // OVERLAP_RATIO, self._config.index_topk
+        fitting = (limit for limit in self._row_limits if seen <= max(limit, topk))
+        rows = next(fitting, self._row_limits[-1])  # there may be no layer that selects
         if self._graphs:
             self._graphs[rows].replay()
         else:
