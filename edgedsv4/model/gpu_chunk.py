@@ -17,6 +17,7 @@ from torch import Tensor
 from edgedsv4.errors import ConfigError
 from edgedsv4.kernels.gpu.chunk_attention import chunk_attention, wants_wide_rows
 from edgedsv4.kernels.gpu.expert_matmul import expert_ffn_chunk, expert_scratch
+from edgedsv4.kernels.gpu.expert_scaled import expert_ffn_scaled, fits_scaled
 from edgedsv4.kernels.gpu.finish_queries import IndexQueries, Rotation, finish_queries
 from edgedsv4.kernels.gpu.hyper import head_step, hyper_step, hyper_work_floats
 from edgedsv4.kernels.gpu.index_scores import score_keys, tokens_per_tile
@@ -344,7 +345,7 @@ class Chunk:
         return selected
 
     def _experts_of(self, layer: DeviceLayer) -> Tensor:
-        config, bank, plan = self._setting.config, layer.experts, layer.plan
+        config, plan = self._setting.config, layer.plan
         logits = self.product(self._x, layer.router)
         shape = (self.count, config.experts_per_token)
         ids = torch.empty(shape, dtype=torch.int32, device=self._setting.device)
@@ -376,16 +377,23 @@ class Chunk:
                 device=self._setting.device,
                 precise=self._setting.is_precise,
             )
-        precise, hybrid = self._setting.is_precise, self._setting.hybrid
-        chosen, scratch = (self._x, ids, factors), self._experts
-        if hybrid is not None and layer.placed is not None:
-            hybrid.chunk(out, chosen, layer, layer.placed, scratch, precise=precise)
-        else:
-            banks, limit = bank.matrices, plan.swiglu_limit
-            expert_ffn_chunk(out, *chosen, banks, limit, scratch=scratch, precise=precise)
+        self._routed(out, ids, factors, layer)
         if layer.shared_w1 is not None and layer.shared_w2 is not None:
             out += self._shared(layer)
         return out
+
+    def _routed(self, out: Tensor, ids: Tensor, factors: Tensor, layer: DeviceLayer) -> None:
+        """The sum of the routed experts, by the product that card and weights have."""
+        setting, banks = self._setting, layer.experts.matrices
+        chosen, limit, scratch = (self._x, ids, factors), layer.plan.swiglu_limit, self._experts
+        precise = setting.is_precise
+        if setting.hybrid is not None and layer.placed is not None:
+            placed = layer.placed
+            setting.hybrid.chunk(out, chosen, layer, placed, scratch, precise=precise)
+        elif fits_scaled(banks, setting.family, precise):
+            expert_ffn_scaled(out, *chosen, banks, limit, scratch=scratch)
+        else:
+            expert_ffn_chunk(out, *chosen, banks, limit, scratch=scratch, precise=precise)
 
     def _shared(self, layer: DeviceLayer) -> Tensor:
         w1, w3, w2 = layer.shared_w1, layer.shared_w3, layer.shared_w2

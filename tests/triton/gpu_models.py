@@ -32,14 +32,14 @@ SMALL_SHAPE = {
 their loops' rounds: sizes of single kernels are the matter of their own tests."""
 
 
-def gpu_model_of(model: Model) -> GpuModel:
-    """The weights of a CPU model on the device under test."""
+def gpu_model_of(model: Model, family: str = "") -> GpuModel:
+    """The weights of a CPU model on the device under test, as if it were of a family."""
     device = torch.device(DEVICE)
     numerics = Numerics(profile=model.numerics.profile, dtype=torch.float32, device=device)
     loader = NetworkLoader(model.config, device, "F32")
     network = loader.load(model.weights, model.experts)
     return GpuModel(
-        model.config, model.weights, model.experts, numerics, network=network, family=""
+        model.config, model.weights, model.experts, numerics, network=network, family=family
     )
 
 

@@ -120,7 +120,7 @@ class ExpertPart:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class ExpertSizes:
     """What the launches of a chunk have in common."""
 
     experts: int
@@ -200,11 +200,11 @@ def expert_ffn_parts(
     """
     if len(x) == 0:
         return
-    size = _Sizes(experts, ids.shape[1], ids.numel(), limit, precise)
+    size = ExpertSizes(experts, ids.shape[1], ids.numel(), limit, precise)
     bounds = scratch.bounds[: 2 * experts].view(2, experts)
     packed: torch.dtype | None = None
     for part in parts:
-        _check((out, x, ids, weights), part, scratch, size)
+        check_experts((out, x, ids, weights), part, scratch, size)
         own = _in_halves(scratch, *part.banks, precise)
         if packed is None:
             sort_pairs(scratch.order, bounds, ids)
@@ -218,7 +218,7 @@ def expert_ffn_parts(
     sum_places(out, scratch.outputs, ids, weights, experts)
 
 
-def _run_part(scratch: ExpertScratch, bounds: Tensor, part: ExpertPart, size: _Sizes) -> None:
+def _run_part(scratch: ExpertScratch, bounds: Tensor, part: ExpertPart, size: ExpertSizes) -> None:
     gate_up, down = tilings(part.banks, size.precise)
     block = tile_width(size.pairs, size.experts, min(max(gate_up), max(down)))
     capacity = tile_capacity(size.pairs, size.experts, block)
@@ -241,11 +241,11 @@ def _in_halves(
     return replace(scratch, x=x, hidden=hidden)
 
 
-def _check(
+def check_experts(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     part: ExpertPart,
     scratch: ExpertScratch,
-    size: _Sizes,
+    size: ExpertSizes,
 ) -> None:
     """Tensors are the result, x, ids and weights."""
     out, x, ids, weights = tensors
@@ -302,7 +302,7 @@ def _launch_gate_up(
     table: _Table,
     banks: tuple[DeviceMatrix, DeviceMatrix, DeviceMatrix],
     tiling: Tiling,
-    size: _Sizes,
+    size: ExpertSizes,
 ) -> None:
     w1, w3, w2 = banks
     stride_hidden_row = scratch.hidden.shape[1]
@@ -342,7 +342,7 @@ def _launch_gate_up(
 
 
 def _launch_down(
-    scratch: ExpertScratch, table: _Table, w2: DeviceMatrix, tiling: Tiling, size: _Sizes
+    scratch: ExpertScratch, table: _Table, w2: DeviceMatrix, tiling: Tiling, size: ExpertSizes
 ) -> None:
     rows = scratch.outputs.shape[1]
     launch(

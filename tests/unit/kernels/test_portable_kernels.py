@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import edgedsv4.kernels.gpu
+from edgedsv4.kernels.gpu.expert_scaled import has_scaled_products
 from edgedsv4.kernels.gpu.nvidia import has_byte_products, overlap_options, overlaps
 
 MODULES = sorted(Path(edgedsv4.kernels.gpu.__file__).parent.glob("*.py"))
@@ -31,7 +32,7 @@ REFUSED = {
     "static_print": "debugging",
 }
 VENDOR_MODULES = {"libdevice", "extra"}
-VENDOR_KERNELS = {"nvidia": {"inline_asm_elementwise"}}
+VENDOR_KERNELS = {"nvidia": {"inline_asm_elementwise"}, "expert_scaled": {"dot_scaled"}}
 """Modules whose kernels only the launchers of one vendor's cards take, and what they may use."""
 FLOAT8 = "float8"
 
@@ -106,6 +107,7 @@ def test_kernels_of_one_vendor_are_chosen_by_family() -> None:
     """AMD's and Intel's families get neither; that launchers ask is theirs to test."""
     others = ("gfx942", "gfx1151", "gfx1201", "xpu", "")
     assert not any(has_byte_products(family) or overlaps(family) for family in others)
+    assert not any(has_scaled_products(family) for family in (*others, "sm_89", "sm_90"))
     assert [overlaps(family) for family in ("sm_89", "sm_90", "sm_120")] == [False, True, True]
     assert overlap_options(overlap=False) == {"OVERLAP": False}
 
