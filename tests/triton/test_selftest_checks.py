@@ -8,12 +8,14 @@ from triton_device import DEVICE
 
 from edgedsv4.runtime.selftest.check import Check, judge
 from edgedsv4.runtime.selftest.computing import Computing
-from edgedsv4.runtime.selftest.gpu_products import product_checks
+from edgedsv4.runtime.selftest.gpu_products import product_checks, scaled_checks
 from edgedsv4.runtime.selftest.gpu_rows import row_checks
 from edgedsv4.runtime.selftest.gpu_steps import step_checks
 
 PLACE = torch.device(DEVICE)
 CHECKS = [*product_checks(PLACE, "sm_90"), *row_checks(PLACE, ""), *step_checks(PLACE)]
+if DEVICE == "cpu" or torch.cuda.get_device_capability()[0] >= 9:
+    CHECKS += scaled_checks(PLACE, "sm_120")  # other cards have the same values by other products
 # The decoders of the other types take minutes in the interpreter and have tests of their own.
 QUICK_TYPES = ("BF16", "Q8_0")
 
@@ -31,6 +33,13 @@ def is_quick(check: Check) -> bool:
 def test_kernels_pass(check: Check) -> None:
     verdict = judge(check, Computing("triton"))
     assert verdict.has_passed, verdict.detail
+
+
+def test_block_scaled_products_are_checked_where_they_are_used() -> None:
+    assert [check.name for check in scaled_checks(PLACE, "sm_120")] == [
+        "experts of a chunk, 8-bit floats"
+    ]
+    assert list(scaled_checks(PLACE, "sm_90")) == []
 
 
 def test_names_are_told_apart() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from edgedsv4.runtime.gpu_devices import gpu_of
-from edgedsv4.runtime.selftest.gpu_products import product_checks
+from edgedsv4.runtime.selftest.gpu_products import product_checks, scaled_checks
 from edgedsv4.runtime.selftest.gpu_rows import row_checks
 from edgedsv4.runtime.selftest.gpu_steps import step_checks
 
@@ -21,6 +21,7 @@ def gpu_checks(device: torch.device) -> Iterator[Check]:
     if device.type != "cpu":
         family = gpu_of(device).family
         yield from product_checks(device, family)
+        yield from scaled_checks(device, family)
         yield from row_checks(device, family)
         yield from step_checks(device)
 

@@ -13,6 +13,11 @@ from edgedsv4.kernels.gpu.byte_products import BYTE_ORDERS
 from edgedsv4.kernels.gpu.byte_vector import GROUP, empty_bytes, to_bytes
 from edgedsv4.kernels.gpu.expert_bytes import down_bytes, gate_up_bytes
 from edgedsv4.kernels.gpu.expert_matmul import expert_ffn_chunk, expert_scratch
+from edgedsv4.kernels.gpu.expert_scaled import (
+    expert_ffn_scaled,
+    has_scaled_products,
+    scaled_reference,
+)
 from edgedsv4.kernels.gpu.expert_vec import expert_down, expert_gate_up
 from edgedsv4.kernels.gpu.gather_rows import dequantize as decode_rows
 from edgedsv4.kernels.gpu.gather_rows import embed_streams
@@ -56,6 +61,13 @@ def product_checks(device: torch.device, family: str) -> Iterator[Check]:
         yield _check(
             f"experts of a chunk, {label}", chunk, partial(_chunk_right, is_precise), limit
         )
+
+
+def scaled_checks(device: torch.device, family: str) -> Iterator[Check]:
+    """Experts by block-scaled products, on cards that have them."""
+    if has_scaled_products(family):
+        compute = partial(_scaled, device)
+        yield _check("experts of a chunk, 8-bit floats", compute, _scaled_right, BF16_LIMIT)
 
 
 def _check(
@@ -157,14 +169,14 @@ def _embedding() -> tuple[QuantMatrix, Tensor]:
 class _Experts:
     """Experts of the sizes above, as files hold them."""
 
-    def __init__(self) -> None:
-        shapes = (("IQ2_XXS", _WIDTH, _HIDDEN), ("IQ2_XXS", _WIDTH, _HIDDEN))
+    def __init__(self, gate_up: str = "IQ2_XXS", down: str = "Q2_K") -> None:
+        shapes = ((gate_up, _WIDTH, _HIDDEN), (gate_up, _WIDTH, _HIDDEN))
         self.routed = [
             [
                 random_matrix(BLOCK_TYPES[name], rows, columns, 40 + 10 * i + slot)
                 for slot in range(_SLOTS)
             ]
-            for i, (name, rows, columns) in enumerate((*shapes, ("Q2_K", _HIDDEN, _WIDTH)))
+            for i, (name, rows, columns) in enumerate((*shapes, (down, _HIDDEN, _WIDTH)))
         ]
         q8 = BLOCK_TYPES["Q8_0"]
         self.shared = [
@@ -272,11 +284,35 @@ def _chunk(device: torch.device, is_precise: bool) -> list[Tensor]:
 def _chunk_right(is_precise: bool) -> list[Tensor]:
     """On operands that are rounded as the kernels round them, with weights of these types."""
     rounded = Tensor.double if is_precise else _f16
+    return [_sum_of_experts(_Experts(), rounded, rounded)]
+
+
+def _sum_of_experts(
+    experts: _Experts,
+    of_weights: Callable[[Tensor], Tensor],
+    of_inputs: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """In float64, on weights and inputs of products that are rounded so."""
     x, ids, weights = _chunk_inputs()
-    matrices = [[rounded(_wide(weight)) for weight in part] for part in _Experts().routed]
+    matrices = [[of_weights(_wide(weight)) for weight in part] for part in experts.routed]
     out = torch.zeros(x.shape, dtype=torch.float64)
-    for row, token in enumerate(rounded(x)):
+    for row, token in enumerate(of_inputs(x)):
         for slot, factor in zip(ids[row].tolist(), weights[row].double(), strict=True):
             w1, w3, w2 = (part[slot] for part in matrices)
-            out[row] += factor * (w2 @ rounded(swiglu_reference(w1 @ token, w3 @ token, _ROUTED)))
+            hidden = of_inputs(swiglu_reference(w1 @ token, w3 @ token, _ROUTED))
+            out[row] += factor * (w2 @ hidden)
+    return out
+
+
+def _scaled(device: torch.device) -> list[Tensor]:
+    x, ids, weights = (part.to(device) for part in _chunk_inputs())
+    out = unset(device, *x.shape)
+    sizes = (len(x), _CHOSEN, _SLOTS, _HIDDEN, _WIDTH)
+    scratch = expert_scratch(*sizes, device=device, precise=False)
+    w1, w3, w2 = _Experts("MXFP4", "MXFP4").banks(device)
+    expert_ffn_scaled(out, x, ids, weights, (w1, w3, w2), _ROUTED, scratch=scratch)
     return [out]
+
+
+def _scaled_right() -> list[Tensor]:
+    return [_sum_of_experts(_Experts("MXFP4", "MXFP4"), Tensor.double, scaled_reference)]

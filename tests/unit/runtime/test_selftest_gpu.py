@@ -46,11 +46,11 @@ def test_every_check_of_kernels_runs_on_the_card(monkeypatch: pytest.MonkeyPatch
         seen.append(given)
         yield Check(f"check {len(seen)}", lambda _: [], lambda: [], backends=("triton",))
 
-    for name in ("product_checks", "row_checks", "step_checks"):
+    for name in ("product_checks", "scaled_checks", "row_checks", "step_checks"):
         monkeypatch.setattr(gpu, name, checks)
     names = [result.name for result in run_selftest("cuda")]
-    assert names == ["check 1 (triton)", "check 2 (triton)", "check 3 (triton)"]
-    assert seen == [(CUDA, "sm_90"), (CUDA, "sm_90"), (CUDA,)]
+    assert names == [f"check {count} (triton)" for count in (1, 2, 3, 4)]
+    assert seen == [(CUDA, "sm_90")] * 3 + [(CUDA,)]
 
 
 def test_a_card_without_kernels_is_announced(
