@@ -106,7 +106,8 @@ def test_slots_that_do_not_count_are_not_touched(name: str, count: int) -> None:
         assert not found.any()
     else:
         expected = run(slots[:count], weights[:count], None)
-        assert torch.equal(found, expected)
+        # One slot is a kernel of its own, which may fuse other products and sums.
+        assert relative_error(found, expected) < F32_LIMIT
 
 
 def test_a_vector_that_is_not_finite_gives_results_that_are_not() -> None:

@@ -208,6 +208,6 @@ def test_additions_are_added_to_the_output_in_order(tokens: int) -> None:
         )
         return x, *state
 
-    expected = run(case.o + extra + other)
+    expected = run(case.o.cpu() + extra + other)
     for found, wanted in zip(run(case.o, extra=extra, other=other), expected, strict=True):
         assert torch.equal(found, wanted)

@@ -245,15 +245,22 @@ def _pack_kernel(out_ptr, x_ptr, K, width, stride_x_row, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + token * stride_x_row + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     q, s = _rounded(tl.reshape(x, (BLOCK, 1)))
     row_ptr = out_ptr + token * (2 * width)
-    tl.store(row_ptr + o_k, tl.reshape(q, (BLOCK,)), mask=o_k < width)
+    tl.store(row_ptr + _position(o_k), tl.reshape(q, (BLOCK,)), mask=o_k < width)
     o_group = tl.program_id(1) * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
     s_ptrs = row_ptr + width + o_group
     tl.store(s_ptrs, tl.reshape(s, (BLOCK // 32,)), mask=o_group < width // 32)
 
 
 @triton.jit
+def _position(column):
+    """Where a column's number is stored; Triton 3.6 loses a permutation between two reshapes."""
+    group, half = column & -32, (column >> 2) & 1
+    return group + half * 16 + ((column >> 3) & 3) * 4 + (column & 1) * 2 + ((column >> 1) & 1)
+
+
+@triton.jit
 def _rounded(x):
-    """Groups of 32 of columns f32 [N, BT]: e4m3 in positions uint8 [N, BT], scales [N / 32, BT]."""
+    """Groups of 32 of columns f32 [N, BT]: e4m3 uint8 [N, BT], scales uint8 [N / 32, BT]."""
     N: tl.constexpr = x.shape[0]
     BT: tl.constexpr = x.shape[1]
     x = tl.reshape(x, (N // 32, 32, BT))
@@ -263,8 +270,7 @@ def _rounded(x):
     exponent = tl.maximum(((largest + 0x1FFFFF) >> 23) - 8, 0)  # [N / 32, BT]
     factor = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
     x = tl.where(is_finite[:, None, :], x * factor[:, None, :], 0.0)
-    q = tl.reshape(f32_to_e4m3(x), (N // 32, 4, 2, 2, 2, BT))
-    q = tl.reshape(tl.permute(q, (0, 2, 1, 4, 3, 5)), (N, BT))
+    q = tl.reshape(f32_to_e4m3(x), (N, BT))
     return q, tl.where(is_finite, exponent + 6, 255).to(tl.uint8)
 
 
@@ -365,7 +371,7 @@ def _scaled_gate_up_kernel(
     width = stride_hidden_row // 2
     hidden_row = hidden_ptr + o_place.to(tl.int64)[None, :] * stride_hidden_row  # [1, BT]
     o_row = first + tl.arange(0, BR)[:, None]
-    tl.store(hidden_row + o_row, q, mask=(o_row < width) & m_place[None, :])
+    tl.store(hidden_row + _position(o_row), q, mask=(o_row < width) & m_place[None, :])
     o_group = first // 32 + tl.arange(0, BR // 32)[:, None]
     tl.store(hidden_row + width + o_group, s, mask=(o_group < width // 32) & m_place[None, :])
 

@@ -146,7 +146,12 @@ _AMD = replace(
     general_down={16: Tiling(32, 256, 8, 1), 32: Tiling(32, 256, 8, 1)},
     is_split=True,
 )
-_TABLES = {"wgmma": _HOPPER, "mma": _NVIDIA, "mfma": _AMD, "wmma": _AMD, "other": _OTHERS}
+# With a table of places the others would not fit into the registers of a gfx11.
+_RDNA = replace(
+    _AMD,
+    half_gate_up=_HALF_GATE_UP | {32: Tiling(32, 128, 8, 1), 64: Tiling(16, 128, 8, 1)},
+)
+_TABLES = {"wgmma": _HOPPER, "mma": _NVIDIA, "mfma": _AMD, "wmma": _RDNA, "other": _OTHERS}
 WIDTHS = (16, 32, 64, 128)
 
 

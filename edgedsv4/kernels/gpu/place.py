@@ -67,8 +67,33 @@ def _place_kernel(
     frequency = tl.load(frequencies_ptr + i * width + o_w, mask=m_w, other=0.0)  # [BW]
     # The angle is the float32 product: that rounding is part of the model.
     angle = (position // ratio * ratio).to(tl.float32) * frequency
-    tl.store(cos_ptr + i * width + o_w, tl.cos(angle), mask=m_w)
-    tl.store(sin_ptr + i * width + o_w, tl.sin(angle), mask=m_w)
+    cos, sin = _cos_sin(angle)
+    tl.store(cos_ptr + i * width + o_w, cos, mask=m_w)
+    tl.store(sin_ptr + i * width + o_w, sin, mask=m_w)
     if i == 0:
         tl.store(position_ptr, position.to(tl.int32))
         tl.store(bad_ptr, 0)
+
+
+@triton.jit
+def _cos_sin(angle):
+    """Cosine and sine of angles from 0 on, to the rounding of float32.
+
+    Those of the compilers keep an array in memory for large angles, which long contexts have. Here
+    the quarter turns are taken off in float64, and Taylor's series do the rest, below pi / 4.
+    """
+    x = angle.to(tl.float64)
+    turns = tl.floor(x * 0.6366197723675814 + 0.5)
+    r = x - turns * 1.5707963267948966
+    z = r * r
+    sin, cos = 1.0 - z / 156.0, 1.0 - z / 132.0
+    for n in tl.static_range(10, 0, -2):
+        sin = 1.0 - z / (n * (n + 1)) * sin
+        cos = 1.0 - z / ((n - 1) * n) * cos
+    sin *= r
+    quarter = turns.to(tl.int64) & 3
+    is_odd = (quarter & 1) == 1
+    c, s = tl.where(is_odd, sin, cos), tl.where(is_odd, cos, sin)
+    c = tl.where((quarter == 1) | (quarter == 2), -c, c)
+    s = tl.where(quarter >= 2, -s, s)
+    return c.to(tl.float32), s.to(tl.float32)
