@@ -8,7 +8,7 @@ never gets more than a few layers ahead, so that stopping does not wait for the 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from edgedsv4.errors import ConfigError
 from edgedsv4.kernels.gpu.chunk_attention import chunk_attention, wants_wide_rows
 from edgedsv4.kernels.gpu.expert_matmul import expert_ffn_chunk, expert_scratch
-from edgedsv4.kernels.gpu.expert_scaled import expert_ffn_scaled, fits_scaled
+from edgedsv4.kernels.gpu.expert_scaled import fits_scaled
 from edgedsv4.kernels.gpu.finish_queries import IndexQueries, Rotation, finish_queries
 from edgedsv4.kernels.gpu.hyper import head_step, hyper_step, hyper_work_floats
 from edgedsv4.kernels.gpu.index_scores import score_keys, tokens_per_tile
@@ -33,6 +33,7 @@ from edgedsv4.kernels.router import router_scores, routing_weights
 from edgedsv4.kernels.swiglu import swiglu
 from edgedsv4.model.gpu_layer_state import LayerState, layer_state
 from edgedsv4.model.indexer import ascending
+from edgedsv4.model.scaled_experts import ScaledExperts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,7 @@ class ForwardSetting:
     """Profile `exact`: products in float32, inputs of products as they are."""
     hybrid: HybridExperts | None = None
     """Computes routed experts that are not all on the device."""
+    scaled: ScaledExperts = field(default_factory=ScaledExperts)
 
 
 class Chunk:
@@ -391,7 +393,7 @@ class Chunk:
             placed = layer.placed
             setting.hybrid.chunk(out, chosen, layer, placed, scratch, precise=precise)
         elif fits_scaled(banks, setting.family, precise):
-            expert_ffn_scaled(out, *chosen, banks, limit, scratch=scratch)
+            setting.scaled.run(out, chosen, banks, limit, scratch)
         else:
             expert_ffn_chunk(out, *chosen, banks, limit, scratch=scratch, precise=precise)
 

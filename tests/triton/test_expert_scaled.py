@@ -27,7 +27,7 @@ from edgedsv4.kernels.gpu.expert_scaled import (
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, empty_bank, fill_bank
 from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize
 from edgedsv4.kernels.swiglu import swiglu_reference
-from edgedsv4.model import gpu_chunk
+from edgedsv4.model import scaled_experts
 from edgedsv4.model.weights import ExpertWeights
 
 # Cards without these products get them as products of bfloat16, with the same values; for Ada and
@@ -282,10 +282,30 @@ def test_a_chunk_of_the_model_takes_them(monkeypatch: pytest.MonkeyPatch) -> Non
         calls.append(out.shape)
         expert_ffn_scaled(out, *given, **named)
 
-    monkeypatch.setattr(gpu_chunk, "expert_ffn_scaled", counted)
+    monkeypatch.setattr(scaled_experts, "expert_ffn_scaled", counted)
     ids = random_tokens(config, 5, 5)
     expected = evaluate(reference, ids)
     found = evaluate(gpu_model_of(reference, "sm_120"), ids).cpu()
     assert calls == [(5, config.hidden_size)]
     error = (found - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     assert float(error) < 0.08
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_products_that_are_wrong_on_a_card_are_given_up(
+    is_right: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def general(out: Tensor, *_: object, **__: object) -> None:
+        out.fill_(2.0)
+
+    def scaled(out: Tensor, *_: object, **__: object) -> None:
+        out.fill_(2.1 if is_right else math.nan)
+
+    monkeypatch.setattr(scaled_experts, "expert_ffn_chunk", general)
+    monkeypatch.setattr(scaled_experts, "expert_ffn_scaled", scaled)
+    experts, given = scaled_experts.ScaledExperts(), torch.zeros(1, device=DEVICE)
+    for _ in range(2):
+        out = torch.zeros(3, 4, device=DEVICE)
+        experts.run(out, (given, given, given), (), 1.0, None)
+        assert bool((out == (2.1 if is_right else 2.0)).all())
+    assert ("block-scaled products" in caplog.text) != is_right
