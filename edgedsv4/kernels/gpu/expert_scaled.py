@@ -66,14 +66,17 @@ def has_scaled_products(family: str) -> bool:
     """Whether a family has these products and the installed Triton makes them.
 
     On sm_121 Triton before 3.8 takes them apart into products of bfloat16; so does every release on
-    other cards of NVIDIA, where some do not compile.
+    other cards of NVIDIA, where some do not compile. Triton 3.6 was seen to lose the order of bytes
+    within a thread.
     """
-    if not HAVE_TRITON:
-        return False
-    if family == "sm_121":
-        major, minor = triton.__version__.split(".")[:2]
-        return (int(major), int(minor)) >= (3, 8)
-    return family == "sm_120"
+    least = {"sm_120": (3, 7), "sm_121": (3, 8)}.get(family)
+    return HAVE_TRITON and least is not None and triton_release() >= least
+
+
+def triton_release() -> tuple[int, int]:
+    """Major and minor number of the installed Triton."""
+    major, minor = triton.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def fits_scaled(banks: tuple[DeviceMatrix, ...], family: str, precise: bool) -> bool:
