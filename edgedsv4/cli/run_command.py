@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import edgedsv4
+from edgedsv4.cli.expectation import announced, tell_outcome
 from edgedsv4.cli.flags import engine_options, prompt_options, sampling_options
 from edgedsv4.cli.interrupt import cancel_on_interrupt
 from edgedsv4.cli.replies import ReplyStream, reply_json, stats_json, stats_line
@@ -15,7 +16,7 @@ from edgedsv4.cli.sources import check_argument, read_text
 from edgedsv4.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgedsv4 import SamplingOptions, Session, Tokenizer
+    from edgedsv4 import SamplingOptions, Session, StepStats, Tokenizer
     from edgedsv4.cli.terminal import Terminal
 
 
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
         raise ConfigError("--raw leaves out the chat template; drop --system and --think")
     text = prompt_text(args)
     show = _ignore if args.json else terminal.write
+    expected = announced(args.model, options, terminal) if args.stats else None
     with (
         edgedsv4.Engine.open(args.model, options, on_progress=terminal.progress) as engine,
         engine.new_session() as session,
@@ -42,6 +44,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
                     report, stats = continue_text(
                         engine.tokenizer, session, prompt_ids, sampling, show
                     )
+                    line = stats_line(stats)
                 else:
                     stream = ReplyStream(show, _ignore if args.json else terminal.aside)
                     events = session.reply(
@@ -51,13 +54,16 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
                         on_progress=terminal.evaluated,
                     )
                     done = stream.consume(events)
-                    report, stats = reply_json(done), stats_line(done.stats, done.report)
+                    report, stats = reply_json(done), done.stats
+                    line = stats_line(stats, done.report)
         finally:
             show("\n")
     if args.json:
         terminal.json(report)
     if args.stats:
-        terminal.note(stats)
+        terminal.note(line)
+    if expected is not None:
+        tell_outcome(expected, stats, terminal)
     return 0
 
 
@@ -95,8 +101,8 @@ def continue_text(
     prompt_ids: list[int],
     sampling: SamplingOptions,
     show: Callable[[str], None],
-) -> tuple[dict[str, object], str]:
-    """Continues a text without the chat template and returns the report and the line of figures."""
+) -> tuple[dict[str, object], StepStats]:
+    """Continues a text without the chat template and returns the report and its figures."""
     began = time.perf_counter()
     session.sync(prompt_ids)
     prefilled = time.perf_counter()
@@ -117,7 +123,7 @@ def continue_text(
         decode_seconds=time.perf_counter() - prefilled,
         drafts=session.totals.drafts,
     )
-    return {"text": "".join(pieces), "stats": stats_json(stats)}, stats_line(stats)
+    return {"text": "".join(pieces), "stats": stats_json(stats)}, stats
 
 
 def _ignore(_text: str) -> None:

@@ -169,3 +169,21 @@ def test_experts_on_every_tier_have_a_line(cache: Path, capsys: pytest.CaptureFi
 def test_memory_for_less_than_a_token_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     main(["plan", "random-tiny", "--ctx", "500", "--ram", "1M"])
     assert "too little memory to keep the experts of even one token" in capsys.readouterr().out
+
+
+def test_a_reply_is_held_against_what_was_expected(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_model("pocket-v4") as checkpoint:
+        drive = dataclasses.replace(DRIVE, mount=mount_of(checkpoint.path))
+    rates = (expert_rate("MXFP4", 2, 1, 5e9), expert_rate("MXFP4", 2, 16, 4e9))
+    kept(cache, experts=rates, drives=(drive,))
+    reply = ["run", "pocket-v4", "-p", "Hi", "-n", "4", "--temp", "0", "--ctx", "500"]
+    assert main([*reply, "--stats"]) == 0
+    err = capsys.readouterr().err
+    assert "expected: decode " in err
+    assert "limited by" in err
+    assert "decode tokens/s " in err
+    assert ", predicted " in err
+    assert main(reply) == 0
+    assert "expected" not in capsys.readouterr().err
