@@ -556,6 +556,11 @@ typedef struct dsv4_result {
     int32_t tool_calls;       /* complete ones */
     double prefill_seconds;
     double decode_seconds;
+    /* Routed experts that the engine reads from a drive itself; 0 where all are in memory. */
+    int64_t expert_hits;         /* found in memory */
+    int64_t expert_misses;       /* read, or being read, when they were needed */
+    int64_t expert_bytes_read;
+    double expert_stall_seconds; /* in which nothing could be computed for want of an expert */
 } dsv4_result;
 
 /* Continue the timeline token by token, each handed out once it is part of it.

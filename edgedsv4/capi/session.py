@@ -231,6 +231,11 @@ class _Outcome:
         if stats.drafts is not None:
             struct.drafted_tokens = sum(stats.drafts.drafted)
             struct.accepted_drafts = sum(stats.drafts.accepted)
+        if stats.experts is not None:
+            struct.expert_hits = stats.experts.ram_hits
+            struct.expert_misses = stats.experts.asked - stats.experts.ram_hits
+            struct.expert_bytes_read = stats.experts.read_bytes
+            struct.expert_stall_seconds = stats.experts.stall_seconds
 
     @contextmanager
     def written(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgedsv4 import EngineOptions, PromptOptions, SamplingOptions
+from edgedsv4 import EngineOptions, ExpertStats, PromptOptions, SamplingOptions, StepStats
 from edgedsv4.capi.bridge import ffi
 from edgedsv4.capi.chat import _DEFAULTS as PROMPT
 from edgedsv4.capi.chat import prompt_options_of
@@ -17,6 +17,7 @@ from edgedsv4.capi.model import _DEFAULTS as ENGINE
 from edgedsv4.capi.model import options_of
 from edgedsv4.capi.sampling import _DEFAULTS as SAMPLING
 from edgedsv4.capi.sampling import sampling_options_of
+from edgedsv4.capi.session import _Outcome
 from edgedsv4.cli.flags import CLI_ENGINE_CHOICES, ENGINE_FLAGS, SAMPLING_FLAGS
 
 NOT_OPTIONS = ("struct_size", "reserved")
@@ -131,3 +132,16 @@ def test_the_header_says_the_defaults(member: str, said: str, default: bool) -> 
     assert comment is not None
     assert said in comment[1]
     assert default
+
+
+def test_a_result_tells_where_experts_came_from() -> None:
+    outcome = _Outcome(ffi.NULL)
+    experts = ExpertStats(
+        ram_hits=5, prefetch_hits=2, disk_reads=3, read_bytes=7 << 32, stall_seconds=0.5
+    )
+    figures = {"prompt_tokens": 1, "generated_tokens": 1}
+    seconds = {"prefill_seconds": 1.0, "decode_seconds": 1.0}
+    outcome.take(StepStats(**figures, **seconds, experts=experts))
+    found = outcome.struct
+    assert (found.expert_hits, found.expert_misses) == (5, 5)
+    assert (found.expert_bytes_read, found.expert_stall_seconds) == (7 << 32, 0.5)

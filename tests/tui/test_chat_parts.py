@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -221,6 +222,8 @@ def test_foot_of_an_answer_says_how_it_ended() -> None:
     outcome = ReplyOutcome(generated_tokens=1234, decode_seconds=10.0, drafts="1.80 per step")
     node = Node(id=1, parent=None, role="assistant", content="x", outcome=outcome)
     assert foot_of(node, (1, 1)) == "1,234 tokens · 123.4 tokens/s · 1.80 per step"
+    node.outcome = dataclasses.replace(outcome, experts="55% of experts in memory")
+    assert foot_of(node, (1, 1)).endswith(" · 1.80 per step · 55% of experts in memory")
     node.state = "stopped"
     assert foot_of(node, (2, 3)).startswith("◀ 2/3 ▶ · ■ stopped · 1,234 tokens")
     assert foot_of(Node(id=1, parent=None, role="user", content="x"), (1, 1)) == ""

@@ -94,6 +94,8 @@ class ReplyOutcome:
     decode_seconds: float = 0.0
     drafts: str | None = None
     """What became of drafted tokens, as one line; None without drafting."""
+    experts: str | None = None
+    """Where the routed experts came from, as one line; None where all are in memory."""
 
     @property
     def tokens_per_second(self) -> float:

@@ -42,7 +42,7 @@ from edgedsv4 import (
 )
 
 if TYPE_CHECKING:
-    from edgedsv4 import DoneEvent, DraftStats, Engine, ReplyStep, Session
+    from edgedsv4 import DoneEvent, DraftStats, Engine, ExpertStats, ReplyStep, Session
 
 logger = logging.getLogger(__name__)
 
@@ -261,6 +261,7 @@ class _Tally:
             prefill_seconds=stats.prefill_seconds,
             decode_seconds=stats.decode_seconds,
             drafts=None if stats.drafts is None else _drafts_text(stats.drafts),
+            experts=None if stats.experts is None else _experts_text(stats.experts),
         )
 
 
@@ -271,6 +272,13 @@ def _drafts_text(drafts: DraftStats) -> str:
     return (
         f"{drafts.tokens_per_step:.2f} tokens per step in {drafts.drafted_steps:,} of {steps:,}"
         f" steps ({drafts.state})"
+    )
+
+
+def _experts_text(experts: ExpertStats) -> str:
+    return (
+        f"{experts.hit_rate:.0%} of experts in memory, {experts.read_bytes / 1e9:.2f} GB read,"
+        f" {experts.stall_seconds:.1f} s waited"
     )
 
 

@@ -277,6 +277,8 @@ def _ending(node: Node) -> list[str]:
             pieces.append(f"{outcome.tokens_per_second:,.1f} tokens/s")
     if outcome.drafts:
         pieces.append(outcome.drafts)
+    if outcome.experts:
+        pieces.append(outcome.experts)
     return pieces
 
 
