@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from store_samples import greedy, stored_model
+from expert_store_samples import greedy, stored_model
 from tiny_model import random_tensors, random_tokens, tiny_config, write_gguf
 
 from edgedsv4 import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from store_samples import opened_store, same_expert
+from expert_store_samples import opened_store, same_expert
 from tiny_model import random_tensors, tiny_config, write_gguf, write_official
 
 from edgedsv4.errors import (
