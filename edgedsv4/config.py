@@ -19,6 +19,7 @@ Backend = Literal["auto", "reference", "native", "triton"]
 Dtype = Literal["f32", "f64", "bf16"]
 ExpertPlace = Literal["auto", "mapped", "stored"]
 IoMode = Literal["auto", "direct", "buffered"]
+ExpertVerify = Literal["off", "sampled", "full"]
 Prefetch = Literal["on", "off"]
 ReplayPolicy = Literal["aged", "lru", "lfu", "belady"]
 CpuExperts = Literal["auto", "on", "off"]
@@ -343,6 +344,9 @@ class EngineOptions:
     it; `auto` is direct where the file system allows it."""
     io_depth: int = 32
     """Reads of 1 MiB under way at a time, 1..1024; drives reach their rate with 16 or more."""
+    expert_verify: ExpertVerify = "off"
+    """Which stored experts are compared with the checksums of their pack when they are read: none,
+    one in a hundred, or all. GGUF files and official checkpoints have no checksums."""
     prefetch: Prefetch = "on"
     """`on` reads stored experts before they are asked for, where that is certain or likely enough:
     those of hash layers, and in prefill the next layer's."""
@@ -399,7 +403,13 @@ class EngineOptions:
             _require(_is_of(getattr(self, name), bool), name, "a bool", getattr(self, name))
 
     def _check_experts(self) -> None:
-        for name, kind in (("expert_place", ExpertPlace), ("io", IoMode), ("prefetch", Prefetch)):
+        kinds = {
+            "expert_place": ExpertPlace,
+            "expert_verify": ExpertVerify,
+            "io": IoMode,
+            "prefetch": Prefetch,
+        }
+        for name, kind in kinds.items():
             names, value = get_args(kind), getattr(self, name)
             _require(value in names, name, f"one of {names}", value)
         _require_whole("io_depth", self.io_depth, 1, 1024, "1..1024")

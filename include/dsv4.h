@@ -246,6 +246,8 @@ typedef struct dsv4_engine_options {
     const char *prefetch;     /* "on" (the default) reads stored experts before they are asked for; "off" */
     int32_t io_depth;         /* reads of 1 MiB under way at a time, 1..1024, by default 32 */
     int32_t expert_threads;   /* CPU threads of cpu_experts, 1..1024; 0: the physical cores */
+    const char *expert_verify; /* stored experts that are compared with their pack's checksums: "off" (the default),
+                                  "sampled" one in a hundred, "full" all */
 } dsv4_engine_options;
 
 /* Fill in the defaults. struct_size: sizeof(dsv4_engine_options). The texts live for ever. Example:

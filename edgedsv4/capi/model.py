@@ -47,7 +47,7 @@ _OPTIONAL = (
 )
 _TEXTS = (
     *("device", "profile", "backend", "dtype", "draft_model", "dense_model"),
-    *("cpu_experts", "expert_place", "expert_freq", "io", "prefetch"),
+    *("cpu_experts", "expert_place", "expert_freq", "expert_verify", "io", "prefetch"),
 )
 _FLAGS = ("pin_threads", "verify", "sigbus_guard")
 

@@ -18,6 +18,7 @@ from edgedsv4.errors import FormatError
 from edgedsv4.formats.expert_pack_header import (
     HEADER_BYTES,
     IDENTITY_PAYLOAD,
+    ROLES,
     TRIPLET_OBJECTS,
     PackHeader,
     parse_header,
@@ -48,6 +49,14 @@ class ExpertPack:
     def place(self, layer: int, expert: int, role: int) -> tuple[int, int]:
         """(first byte, bytes) of one matrix; roles as in `ROLES`."""
         return self.layout.layers[layer].place(expert, role)
+
+    def digests(self, layer: int, expert: int) -> tuple[bytes, ...] | None:
+        """SHA-256 of an expert's matrices, in order of the roles; None for a layer not inside."""
+        first = (layer * self.header.num_experts + expert) * len(ROLES)
+        if layer >= len(self.layout.layers):
+            return None
+        found = self.entries[first : first + len(ROLES)]["checksum"]
+        return tuple(digest.tobytes() for digest in found)
 
     def index_sha256(self) -> str:
         """Hex digest of the index, by which a manifest knows its pack."""

@@ -242,6 +242,7 @@ def open_store(
         tables=tables,
         depth=options.io_depth,
         has_prefetch=options.prefetch == "on",
+        verification=plan.verification,
     )
     files = ExpertFiles(experts, options.io)
     try:

@@ -29,6 +29,7 @@ from edgedsv4.runtime.memory_plan import (
     weight_items,
 )
 from edgedsv4.runtime.shipped_models import SHIPPED_MODELS
+from edgedsv4.runtime.slot_filler import SAMPLE, Verification
 from edgedsv4.runtime.store_plan import BANK, STAGING, plan_store, store_obstacle
 from edgedsv4.text.tokenizer import Tokenizer
 
@@ -160,6 +161,10 @@ def _with_store(found: Placement, checkpoint: Checkpoint, bound: BoundWeights) -
         identity = checkpoint.identity_sha256
         frequency.check_model(identity, config.num_layers, config.num_experts)
         store = replace(store, prior=frequency.rates())
+    if options.expert_verify != "off" and checkpoint.pack is not None:
+        share = SAMPLE if options.expert_verify == "sampled" else 1.0
+        verification = Verification(checkpoint.pack.digests, share)
+        store = replace(store, verification=verification)
     return replace(
         found,
         choice=replace(found.choice, store=store),
@@ -234,7 +239,7 @@ def notes_of(
     placement: Placement,
 ) -> tuple[str, ...]:
     """Everything a user should know; `found` is what the weights and the backend gave."""
-    options, plan = placement.options, placement.plan
+    options = placement.options
     warnings = [*checkpoint.warnings, *found]
     unused = unused_budget(placement.device, options)
     if unused is not None:
@@ -242,18 +247,7 @@ def notes_of(
     unused = unused_expert_options(placement.device, placement.choice.name, options)
     if unused is not None:
         warnings.append(unused)
-    store = placement.choice.store
-    idle = [n for n in ("expert_ram_bytes", "expert_freq") if getattr(options, n) is not None]
-    if store is None:
-        warnings += [
-            f"{name} has no effect: the routed experts are not stored (see expert_place)"
-            for name in idle
-        ]
-    if store is None and not plan.experts_fit:
-        warnings.append(
-            "the routed experts do not fit in memory beside the rest; they are read from disk as"
-            " they are needed, which is slow"
-        )
+    warnings += _store_warnings(placement)
     for warning in warnings:
         logger.warning("%s: %s", checkpoint.name, warning)
     # What follows is no reason to warn: it is what was asked for.
@@ -264,6 +258,7 @@ def notes_of(
             f"the routed experts come from {checkpoint.pack.path}, everything else from"
             f" {checkpoint.dense_path}"
         )
+    store = placement.choice.store
     if store is not None:
         facts.append(
             f"{store.slots:,} of {store.total:,} routed experts stay in memory"
@@ -274,3 +269,26 @@ def notes_of(
     elif checkpoint.config.num_draft_layers:
         facts.append("the MTP block is not used; draft (--draft N) makes it draft N tokens ahead")
     return (*facts, *warnings)
+
+
+def _store_warnings(placement: Placement) -> list[str]:
+    """What a user should know of where routed experts are."""
+    options, store, found = placement.options, placement.choice.store, []
+    if options.expert_verify != "off" and (store is None or store.verification is None):
+        found.append(
+            "expert_verify has no effect: only experts that are stored, and come from a pack, have"
+            " checksums"
+        )
+    if store is not None:
+        return found
+    idle = [n for n in ("expert_ram_bytes", "expert_freq") if getattr(options, n) is not None]
+    found += [
+        f"{name} has no effect: the routed experts are not stored (see expert_place)"
+        for name in idle
+    ]
+    if not placement.plan.experts_fit:
+        found.append(
+            "the routed experts do not fit in memory beside the rest; they are read from disk as"
+            " they are needed, which is slow"
+        )
+    return found

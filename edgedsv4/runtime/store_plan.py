@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from edgedsv4.config import EngineOptions, ModelConfig
     from edgedsv4.model.bound_weights import BoundExperts
+    from edgedsv4.runtime.slot_filler import Verification
 
 BANK = "expert bank"
 STAGING = "expert staging"
@@ -42,6 +43,8 @@ class StorePlan:
     """Routed experts of the model."""
     prior: npt.NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     """[layers, experts], uses per token in a corpus."""
+    verification: Verification | None = field(default=None, compare=False, repr=False)
+    """Compares what is read with checksums."""
 
     @property
     def nbytes(self) -> int:

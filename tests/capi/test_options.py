@@ -78,6 +78,7 @@ def test_every_engine_option_is_taken_over(field: dataclasses.Field[Any]) -> Non
         "expert_freq": "x.json",
         "io": "direct",
         "prefetch": "off",
+        "expert_verify": "full",
     }
     struct = ffi.new("dsv4_engine_options *", ENGINE[0])
     if field.name == "draft_model":

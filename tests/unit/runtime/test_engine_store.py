@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from expert_store_samples import greedy, stored_model
+from pack_models import write_pack
 from tiny_model import random_tensors, random_tokens, tiny_config, write_gguf
 
 from edgedsv4 import (
@@ -29,7 +30,9 @@ from edgedsv4 import (
     write_expert_frequency,
 )
 from edgedsv4.cli.replies import stats_line
+from edgedsv4.errors import ExpertReadError
 from edgedsv4.formats.checkpoint import open_checkpoint
+from edgedsv4.formats.expert_pack import read_expert_pack
 from edgedsv4.model.hooks import ForwardHooks
 from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime import opening
@@ -297,6 +300,35 @@ def test_pages_of_mapped_experts_are_never_touched(tmp_path: Path) -> None:
             session.evaluate([token])
         # Beside the weights only the header, and pages that hold the end of one and an expert.
         assert _mapped_rss(model) < engine.memory()["mapped_weights"] + (3 << 20)
+
+
+def test_experts_of_a_pack_are_compared_with_its_checksums(tmp_path: Path) -> None:
+    pack = tmp_path / "experts.pack"
+    write_pack(POCKET, pack)
+    chosen = options(expert_ram_bytes=20 * SLOT, expert_verify="full", dense_model=str(POCKET))
+    with Engine.open(POCKET, options()) as engine, engine.new_session() as session:
+        session.evaluate(range(300, 340))
+        expected = session.logits()
+    with Engine.open(pack, chosen) as engine, engine.new_session() as session:
+        session.evaluate(range(300, 340))
+        assert np.array_equal(session.logits(), expected)
+        assert not any("expert_verify" in note for note in engine.describe()["notes"])
+    with read_expert_pack(pack) as opened:
+        first, nbytes = opened.place(0, 3, 1)
+    with pack.open("r+b") as damaged:
+        damaged.seek(first + nbytes // 2)
+        byte = damaged.read(1)
+        damaged.seek(first + nbytes // 2)
+        damaged.write(bytes([byte[0] ^ 1]))
+    with Engine.open(pack, chosen) as engine, engine.new_session() as session:
+        with pytest.raises(ExpertReadError, match=r"expert 3 of layer 0.*the file is damaged"):
+            session.evaluate(range(300, 340))
+        assert session.token_ids == ()
+
+
+def test_checksums_without_a_pack_have_no_effect_and_are_said_to() -> None:
+    with Engine.open(POCKET, options(expert_verify="sampled")) as engine:
+        assert any("expert_verify has no effect" in note for note in engine.describe()["notes"])
 
 
 def _rss() -> int:
