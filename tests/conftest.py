@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +98,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif fresh is not None:
         seeds = [fresh]
     metafunc.parametrize("drawn_seed", seeds)
+
+
+@pytest.fixture(autouse=True)
+def _same_log_handlers() -> Iterator[None]:
+    """The log of the library as it was: the doors send it where one test looks, and leave it so."""
+    logger = logging.getLogger("edgedsv4")
+    before = (list(logger.handlers), logger.propagate, logger.level)
+    yield
+    logger.handlers, logger.propagate = before[:2]
+    logger.setLevel(before[2])

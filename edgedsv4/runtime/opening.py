@@ -153,6 +153,12 @@ def _with_store(found: Placement, checkpoint: Checkpoint, bound: BoundWeights) -
         return replace(found, notes=(*found.notes, why))
     config, weights, budget = checkpoint.config, found.weights, plan.available_bytes
     store, stored = plan_store(config, weights, options, bound.experts, budget)
+    if not stored.fits and options.expert_place == "auto":
+        why = (
+            "the routed experts do not fit in memory, and stay mapped: with those of one token in"
+            f" slots {stored.needed_bytes:,} bytes are needed, {budget:,} are available"
+        )
+        return replace(found, notes=(*found.notes, why))
     if not stored.fits:
         what = f"{checkpoint.path} with {stored.context:,} tokens and the experts of one token"
         raise too_large(what, stored)

@@ -14,7 +14,7 @@ from memory_model import ArrayExperts, evaluate, model_of
 from numeric import assert_close
 from tiny_model import random_tensors, random_tokens, tiny_config
 from torch import Tensor
-from triton_device import DEVICE
+from triton_device import DEVICE, has_scaled_products
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.gpu.expert_matmul import ExpertScratch, expert_scratch
@@ -23,7 +23,6 @@ from edgedsv4.kernels.gpu.expert_scaled import (
     fits_scaled,
     pack_scaled,
     scaled_reference,
-    triton_release,
 )
 from edgedsv4.kernels.gpu.planes import DeviceMatrix, empty_bank, fill_bank
 from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize
@@ -31,13 +30,8 @@ from edgedsv4.kernels.swiglu import swiglu_reference
 from edgedsv4.model import scaled_experts
 from edgedsv4.model.weights import ExpertWeights
 
-# Cards without these products get them as products of bfloat16, with the same values; for Ada and
-# older ones some releases of Triton make a program that their assembler refuses.
-is_possible = DEVICE == "cpu" or (
-    torch.cuda.get_device_capability()[0] >= 9 and triton_release() >= (3, 7)
-)
 pytestmark = pytest.mark.skipif(
-    not is_possible, reason="needs Hopper or Blackwell, and Triton 3.7: 3.6 mixes bytes up"
+    not has_scaled_products(), reason="needs Hopper or Blackwell, and Triton 3.7"
 )
 
 

@@ -95,7 +95,7 @@ def test_a_bank_refuses_what_does_not_fit() -> None:
         (random_weight("Q4_0", 2, 64), 0),
         (replace(random_weight("Q8_0", 2, 64), tensor_scale=2.0), 0),
     ):
-        with pytest.raises(ShapeError, match="cannot be slot"):
+        with pytest.raises(ShapeError, match="cannot be rows"):
             fill_bank(bank, slot, weight)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from triton_device import DEVICE
+from triton_device import DEVICE, has_scaled_products
 
-from edgedsv4.kernels.gpu.expert_scaled import triton_release
 from edgedsv4.runtime.selftest.check import Check, judge
 from edgedsv4.runtime.selftest.computing import Computing
 from edgedsv4.runtime.selftest.gpu_products import product_checks, scaled_checks
@@ -15,7 +14,7 @@ from edgedsv4.runtime.selftest.gpu_steps import step_checks
 
 PLACE = torch.device(DEVICE)
 CHECKS = [*product_checks(PLACE, "sm_90"), *row_checks(PLACE, ""), *step_checks(PLACE)]
-if DEVICE == "cpu" or (torch.cuda.get_device_capability()[0] >= 9 and triton_release() >= (3, 7)):
+if has_scaled_products():
     CHECKS += scaled_checks(PLACE, "sm_120")  # other cards have the same values by other products
 # The decoders of the other types take minutes in the interpreter and have tests of their own.
 QUICK_TYPES = ("BF16", "Q8_0")

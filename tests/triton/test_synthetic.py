@@ -70,7 +70,7 @@ def test_flash_layers_are_measured_and_explained() -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
 def test_experts_in_main_memory_give_a_token(mode: str) -> None:
-    options = replace(OPTIONS, cpu_experts=mode, expert_threads=2, vram_bytes=64 << 10)
+    options = replace(OPTIONS, cpu_experts=mode, expert_threads=2, vram_bytes=80 << 10)
     made = SyntheticModel(CONFIG, options, card())
     hybrid = made.network.hybrid
     assert hybrid is not None

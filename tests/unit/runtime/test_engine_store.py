@@ -197,6 +197,16 @@ def test_auto_stores_what_does_not_fit_and_only_then(mapped: tuple[int, ...]) ->
         assert any("experts stay in memory" in note for note in engine.describe()["notes"])  # type: ignore[attr-defined]
 
 
+def test_auto_maps_what_has_no_room_for_a_store(mapped: tuple[int, ...]) -> None:
+    budget = plan_model(POCKET, options(expert_place="mapped")).needed_bytes + 1000
+    with Engine.open(POCKET, options(expert_place="auto", ram_bytes=budget)) as engine:
+        assert engine.describe()["experts"] == {"place": "mapped"}
+        assert answer(engine)[0] == mapped
+        assert any("stay mapped" in note for note in engine.describe()["notes"])  # type: ignore[attr-defined]
+    with pytest.raises(CapacityError, match="the experts of one token"):
+        Engine.open(POCKET, options(expert_place="stored", ram_bytes=budget))
+
+
 def test_memory_for_experts_that_are_mapped_is_announced() -> None:
     chosen = options(expert_place="mapped", expert_ram_bytes=20 * SLOT)
     with Engine.open(POCKET, chosen) as engine:
