@@ -192,7 +192,8 @@ def plan_model(model: str | Path, options: EngineOptions) -> MemoryPlan:
         is_needed = not plan.experts_fit and store_obstacle(experts) is None
         wanted = options.expert_place
         if wanted == "stored" or (wanted == "auto" and is_needed):
-            plan = plan_store(config, weights, options, experts, budget)[1]
+            stored = plan_store(config, weights, options, experts, budget)[1]
+            plan = stored if stored.fits or wanted == "stored" else plan
         return plan
 
 

@@ -203,6 +203,9 @@ def test_auto_maps_what_has_no_room_for_a_store(mapped: tuple[int, ...]) -> None
         assert engine.describe()["experts"] == {"place": "mapped"}
         assert answer(engine)[0] == mapped
         assert any("stay mapped" in note for note in engine.describe()["notes"])  # type: ignore[attr-defined]
+    plan = plan_model(POCKET, options(expert_place="auto", ram_bytes=budget))
+    assert plan.fits
+    assert BANK not in [item.name for item in plan.items]
     with pytest.raises(CapacityError, match="the experts of one token"):
         Engine.open(POCKET, options(expert_place="stored", ram_bytes=budget))
 
