@@ -35,7 +35,15 @@ from edgedsv4.capi.values import (
 )
 
 if TYPE_CHECKING:
-    from edgedsv4 import Message, PromptOptions, SamplingOptions, StepStats, SyncReport, Tokenizer
+    from edgedsv4 import (
+        ExpertStats,
+        Message,
+        PromptOptions,
+        SamplingOptions,
+        StepStats,
+        SyncReport,
+        Tokenizer,
+    )
 
 _FINISH = {
     "stop": lib.DSV4_FINISH_STOP,
@@ -232,10 +240,15 @@ class _Outcome:
             struct.drafted_tokens = sum(stats.drafts.drafted)
             struct.accepted_drafts = sum(stats.drafts.accepted)
         if stats.experts is not None:
-            struct.expert_hits = stats.experts.ram_hits
-            struct.expert_misses = stats.experts.asked - stats.experts.ram_hits
-            struct.expert_bytes_read = stats.experts.read_bytes
-            struct.expert_stall_seconds = stats.experts.stall_seconds
+            self.take_experts(stats.experts)
+
+    def take_experts(self, experts: ExpertStats) -> None:
+        """Where experts came from."""
+        struct = self.struct
+        struct.expert_hits = experts.ram_hits
+        struct.expert_misses = experts.asked - experts.ram_hits
+        struct.expert_bytes_read = experts.read_bytes
+        struct.expert_stall_seconds = experts.stall_seconds
 
     @contextmanager
     def written(self) -> Iterator[None]:
@@ -265,13 +278,16 @@ def dsv4_session_generate(
     tokens = own.session.generate(chosen, stop_ids=stops)
     with own.user.taken(), outcome.written(), watched.on(own.session), closing(tokens):
         outcome.struct.finish_reason = lib.DSV4_FINISH_CANCELLED
-        before = own.session.totals.generated
+        before = own.session.totals
         began = time.perf_counter()
         try:
             reason = _hand_out(tokens, own.tokenizer, token, user)
         finally:
             outcome.struct.decode_seconds = time.perf_counter() - began
-            outcome.struct.generated_tokens = own.session.totals.generated - before
+            now = own.session.totals
+            outcome.struct.generated_tokens = now.generated - before.generated
+            if now.experts is not None and before.experts is not None:
+                outcome.take_experts(now.experts.since(before.experts))
         outcome.struct.finish_reason = reason or _end_of(own.session, stops)
     return 0
 

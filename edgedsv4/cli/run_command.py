@@ -29,13 +29,13 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
         raise ConfigError("--raw leaves out the chat template; drop --system and --think")
     text = prompt_text(args)
     show = _ignore if args.json else terminal.write
-    expected = announced(args.model, options, terminal) if args.stats else None
     with (
         edgedsv4.Engine.open(args.model, options, on_progress=terminal.progress) as engine,
         engine.new_session() as session,
     ):
         if shipped := edgedsv4.SHIPPED_MODELS.get(args.model):
             terminal.note(shipped.note)
+        expected = announced(args.model, engine, options, terminal) if args.stats else None
         # Before the session works there is nothing to cancel: here Ctrl+C just leaves.
         prompt_ids = raw_ids(engine.tokenizer, text) if args.raw else []
         try:
@@ -103,6 +103,7 @@ def continue_text(
     show: Callable[[str], None],
 ) -> tuple[dict[str, object], StepStats]:
     """Continues a text without the chat template and returns the report and its figures."""
+    before = session.totals.experts
     began = time.perf_counter()
     session.sync(prompt_ids)
     prefilled = time.perf_counter()
@@ -116,12 +117,14 @@ def continue_text(
         show(pieces[-1])
     pieces.append(decoder.finish())
     show(pieces[-1])
+    seconds, totals = time.perf_counter() - prefilled, session.totals
     stats = edgedsv4.StepStats(
         prompt_tokens=len(prompt_ids),
         generated_tokens=count,
         prefill_seconds=prefilled - began,
-        decode_seconds=time.perf_counter() - prefilled,
-        drafts=session.totals.drafts,
+        decode_seconds=seconds,
+        drafts=totals.drafts,
+        experts=totals.experts.since(before) if totals.experts and before else None,
     )
     return {"text": "".join(pieces), "stats": stats_json(stats)}, stats
 

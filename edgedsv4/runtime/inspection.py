@@ -174,6 +174,7 @@ def plan_model(model: str | Path, options: EngineOptions) -> MemoryPlan:
         FormatError: when the header cannot be read or its tensors do not fit the configuration.
         ConfigError: when the context is beyond the model's own, or drafts are asked for and there
             is no MTP block.
+        CapacityError: a store is needed, and cannot be as large as `expert_ram_bytes` says.
     """
     with open_model(model, options) as checkpoint:
         sizes = [(line.role, line.nbytes) for line in weight_report(checkpoint)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from edgedsv4.config import EngineOptions
 from edgedsv4.errors import BackendUnavailableError, CapacityError, ConfigError
 from edgedsv4.formats.expert_frequency import read_expert_frequency
 from edgedsv4.runtime.backends import BackendChoice, choose_backend
@@ -34,7 +35,6 @@ from edgedsv4.runtime.store_plan import BANK, STAGING, plan_store, store_obstacl
 from edgedsv4.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from edgedsv4.config import EngineOptions
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.model.bound_weights import BoundWeights
 
@@ -253,7 +253,7 @@ def notes_of(
     unused = unused_expert_options(placement.device, placement.choice.name, options)
     if unused is not None:
         warnings.append(unused)
-    warnings += _store_warnings(placement)
+    warnings += _store_warnings(placement, checkpoint)
     for warning in warnings:
         logger.warning("%s: %s", checkpoint.name, warning)
     # What follows is no reason to warn: it is what was asked for.
@@ -277,7 +277,7 @@ def notes_of(
     return (*facts, *warnings)
 
 
-def _store_warnings(placement: Placement) -> list[str]:
+def _store_warnings(placement: Placement, checkpoint: Checkpoint) -> list[str]:
     """What a user should know of where routed experts are."""
     options, store, found = placement.options, placement.choice.store, []
     if options.expert_verify != "off" and (store is None or store.verification is None):
@@ -285,9 +285,15 @@ def _store_warnings(placement: Placement) -> list[str]:
             "expert_verify has no effect: only experts that are stored, and come from a pack, have"
             " checksums"
         )
+    elif options.expert_verify != "off" and options.draft:
+        pack, block = checkpoint.pack, checkpoint.config.num_layers
+        if pack is not None and pack.digests(block, 0) is None:
+            found.append("the MTP block's experts are not in the pack and not compared")
     if store is not None:
         return found
-    idle = [n for n in ("expert_ram_bytes", "expert_freq") if getattr(options, n) is not None]
+    usual = EngineOptions()
+    names = ("expert_ram_bytes", "expert_freq", "io", "io_depth", "prefetch")
+    idle = [name for name in names if getattr(options, name) != getattr(usual, name)]
     found += [
         f"{name} has no effect: the routed experts are not stored (see expert_place)"
         for name in idle

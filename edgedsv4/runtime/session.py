@@ -86,7 +86,8 @@ class Session:
     def totals(self) -> SessionTotals:
         """Tokens evaluated, rebuilt, generated and drafted since the session was opened."""
         timeline = self._live
-        return replace(timeline.totals, drafts=timeline.drafts)
+        experts = self._parts.expert_stats()
+        return replace(timeline.totals, drafts=timeline.drafts, experts=experts)
 
     @property
     def turn_positions(self) -> tuple[int, ...]:

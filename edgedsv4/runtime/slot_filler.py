@@ -75,7 +75,8 @@ class SlotFiller:
         self._bank = bank
         self._reader = reader
         self._verification = verification
-        self._draw = random.Random(0)  # which reads are compared: the same in every run
+        self._draw = random.Random()  # which reads are compared: others in every process
+        self._suspects: set[tuple[int, int]] = set()  # once found damaged, compared at every read
         self._forms = tuple(experts.form(layer) for layer in range(experts.num_layers))
         self._jobs: dict[int, tuple[Reading, ExpertReads]] = {}
         self._records: dict[int, tuple[object, ExpertWeights]] = {}
@@ -145,17 +146,20 @@ class SlotFiller:
         )
 
     def _verify(self, reading: Reading, reads: ExpertReads) -> None:
-        verification = self._verification
-        if verification is None or self._draw.random() >= verification.share:
+        verification, key = self._verification, reading.key
+        if verification is None:
             return
-        expected = verification.checksums(*reading.key)
+        if key not in self._suspects and self._draw.random() >= verification.share:
+            return
+        expected = verification.checksums(*key)
         if expected is None:
             return
         for extent, place, digest in zip(reads.extents, reads.places, expected, strict=True):
             view = self._bank.view(reading.slot, place, extent.nbytes)
             found = hashlib.sha256(view.data).digest()
             if found != digest:
-                layer, expert = reading.key
+                self._suspects.add(key)
+                layer, expert = key
                 raise ExpertReadError(
                     f"{extent.file.path}: expert {expert} of layer {layer}, {extent.nbytes:,} bytes"
                     f" at {extent.offset:,}, has SHA-256 {found.hex()}, expected {digest.hex()};"

@@ -137,6 +137,8 @@ class SessionTotals:
     """Tokens sampled by `generate` and `reply`."""
     drafts: DraftStats | None = None
     """What became of all drafts; None when `EngineOptions.draft` is 0."""
+    experts: ExpertStats | None = None
+    """Of the engine's store, all sessions together, since it was opened; None without a store."""
 
 
 def _difference(later: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ...]:

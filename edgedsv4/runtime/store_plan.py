@@ -114,6 +114,12 @@ def plan_store(
         return plan_memory(config, items, options, available_bytes=available_bytes, context=context)
 
     smallest = planned(least, options.context)
+    if options.expert_ram_bytes is not None and options.expert_ram_bytes < least.nbytes:
+        raise CapacityError(
+            f"expert_ram_bytes must hold {least.slots + least.staging} experts",
+            needed_bytes=least.nbytes,
+            available_bytes=options.expert_ram_bytes,
+        )
     if not smallest.fits:
         return least, smallest
     layout = StateLayout(config, options.profile, options.dtype, options.draft)
@@ -127,12 +133,6 @@ def plan_store(
 
 def _asked_room(asked: int, least: StorePlan, smallest: MemoryPlan) -> int:
     most = least.nbytes + smallest.available_bytes - smallest.needed_bytes
-    if asked < least.nbytes:
-        raise CapacityError(
-            f"expert_ram_bytes must hold {least.slots + least.staging} experts",
-            needed_bytes=least.nbytes,
-            available_bytes=asked,
-        )
     if asked > most:
         raise CapacityError(
             "the experts that expert_ram_bytes asks for do not fit beside the rest",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from link_samples import DRIVE, expert_rate, links
 
 import edgedsv4
 from edgedsv4.cli import main
+from edgedsv4.errors import ConfigError
 from edgedsv4.runtime.links import Links, MachineFacts, mount_of
 from edgedsv4.runtime.shipped_models import open_model
 
@@ -185,5 +187,32 @@ def test_a_reply_is_held_against_what_was_expected(
     assert "limited by" in err
     assert "decode tokens/s " in err
     assert ", predicted " in err
+    assert "prefill" not in err  # one token says nothing of 512
     assert main(reply) == 0
     assert "expected" not in capsys.readouterr().err
+    kept(cache, experts=rates, drives=(drive,), card=links().card)
+    assert main([*reply, "--stats", "--backend", "native"]) == 0  # no card takes part
+    assert expected_decode(capsys.readouterr().err) == expected_decode(err)
+    assert main([*reply, "--stats", "--expert-place", "stored"]) == 0
+    err = capsys.readouterr().err
+    assert "no speed is predicted for experts that are placed by hand" in err
+    assert "expected" not in err
+
+
+def expected_decode(err: str) -> str:
+    found = re.search(r"expected: decode ([\d,.]+)", err)
+    assert found is not None
+    return found[1]
+
+
+def test_what_prevents_a_prediction_prevents_no_reply(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConfigError("nothing tells what memory it has")
+
+    kept(cache)
+    monkeypatch.setattr(edgedsv4, "plan_tiers", refuse, raising=False)
+    reply = ["run", "pocket-v4", "-p", "Hi", "-n", "1", "--temp", "0", "--ctx", "500", "--stats"]
+    assert main(reply) == 0
+    assert "no speed is predicted: nothing tells" in capsys.readouterr().err

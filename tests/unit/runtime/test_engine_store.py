@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -337,6 +338,50 @@ def test_experts_of_a_pack_are_compared_with_its_checksums(tmp_path: Path) -> No
         with pytest.raises(ExpertReadError, match=r"expert 3 of layer 0.*the file is damaged"):
             session.evaluate(range(300, 340))
         assert session.token_ids == ()
+
+
+def test_options_of_a_store_that_is_not_there_are_announced() -> None:
+    chosen = options(expert_place="mapped", io="direct", io_depth=7, prefetch="off")
+    with Engine.open(POCKET, chosen) as engine:
+        notes = " ".join(engine.describe()["notes"])  # type: ignore[arg-type]
+    for name in ("io", "io_depth", "prefetch"):
+        assert f" {name} has no effect" in f" {notes}"
+
+
+def test_a_block_without_checksums_is_announced(tmp_path: Path) -> None:
+    pack = tmp_path / "experts.pack"
+    shipped = resources.files("edgedsv4") / "data" / "pocket-v4"
+    model, block = (str(shipped / name) for name in ("pocket-v4.gguf", "mtp-pocket-v4.gguf"))
+    write_pack(Path(model), pack)
+    chosen = options(
+        expert_place="stored", expert_verify="full", dense_model=model, draft_model=block, draft=2
+    )
+    with Engine.open(pack, chosen) as engine:
+        notes = engine.describe()["notes"]
+        assert any("MTP block's experts are not in the pack" in note for note in notes)  # type: ignore[attr-defined]
+
+
+def test_too_little_memory_for_experts_is_an_error_at_any_budget() -> None:
+    needed = plan_model(POCKET, options(expert_place="mapped")).needed_bytes
+    for more in (1000, 9 << 20):
+        chosen = options(expert_place="auto", ram_bytes=needed + more, expert_ram_bytes=1000)
+        for ask in (Engine.open, plan_model):
+            with pytest.raises(CapacityError, match="expert_ram_bytes must hold"):
+                ask(POCKET, chosen)
+
+
+def test_a_session_tells_where_experts_came_from() -> None:
+    chosen = options(expert_ram_bytes=20 * SLOT)
+    with Engine.open(POCKET, chosen) as engine, engine.new_session() as session:
+        before = session.totals.experts
+        session.evaluate(range(300, 310))
+        after = session.totals.experts
+    assert before is not None
+    assert after is not None
+    assert after.since(before).asked > 0
+    chosen = options(expert_place="mapped")
+    with Engine.open(POCKET, chosen) as engine, engine.new_session() as session:
+        assert session.totals.experts is None
 
 
 def test_checksums_without_a_pack_have_no_effect_and_are_said_to() -> None:

@@ -243,6 +243,22 @@ def test_checksums_are_compared(path: Path) -> None:
         assert store.resident() == 1
 
 
+def test_damage_that_a_sample_found_is_found_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*_: int) -> list[bytes]:
+        return [hashlib.sha256(b"another").digest()] * 3
+
+    monkeypatch.setattr("random.Random.random", lambda _self: next(draws))
+    draws = iter([0.0, 0.9, 0.9])
+    with opened_store(path, 4, verification=Verification(look_up, share=0.01)) as (store, experts):
+        for _ in range(2):
+            with pytest.raises(ExpertReadError, match=r"expert 2 of layer 0.*the file is damaged"):
+                list(store.stream(0, [2], 1, go_on))
+            store.end_forward(0)
+        assert streamed(store, experts, 0, [1]) == [1]  # not drawn, not known to be damaged
+
+
 def test_experts_of_hash_layers_are_read_when_the_token_is_known(path: Path) -> None:
     table = np.array([[1, 2], [3, 4]])
     import torch  # the table of a model is a tensor
