@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +100,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_log_handlers() -> Iterator[None]:
-    """The log of the library as it was: the doors send it where one test looks, and leave it so."""
+def _untouched_log() -> None:
+    """The library's log as Python makes it: the doors send it where one test looks.
+
+    Before a test and not after it, for fixtures of whole modules go through the doors, too.
+    """
     logger = logging.getLogger("edgedsv4")
-    before = (list(logger.handlers), logger.propagate, logger.level)
-    yield
-    logger.handlers, logger.propagate = before[:2]
-    logger.setLevel(before[2])
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)

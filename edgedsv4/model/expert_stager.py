@@ -201,8 +201,9 @@ class ExpertStager:
             [expert.w2 for expert in experts],
         ]
         if not all(
-            _is_plain(weights[0], matrix)
+            _is_plain(weight, matrix)
             for weights, matrix in zip(roles, bank.matrices, strict=True)
+            for weight in weights
         ):
             self._load_one_by_one(placed, experts, first)
             return

@@ -138,8 +138,7 @@ class PlacedExperts:
         self._placement = placement
         self._kinds: dict[tuple[object, ...], list[int]] = {}
         for layer in range(len(placement.resident)):
-            (first,) = source.fetch(layer, (0,))
-            kind = tuple(_kind(matrix) for matrix in (first.w1, first.w3, first.w2))
+            kind = tuple(_kind(matrix) for matrix in self._typical(layer))
             self._kinds.setdefault(kind, []).append(layer)
         self._layers: dict[int, PlacedLayer] = {}
         for layers in self._kinds.values():
@@ -165,14 +164,23 @@ class PlacedExperts:
                 fill_rows(bank, slot * rows, replace(whole, rows=count * rows, data=part))
         return placed
 
+    def _typical(self, layer: int) -> list[QuantMatrix]:
+        """A matrix of each role that needs what any of the layer's does.
+
+        Files may have one factor per expert, 1 for some of them.
+        """
+        ids = tuple(range(self._count)) if self._stacks(layer) is None else (0,)
+        experts = self._source.fetch(layer, ids)
+        roles = ([e.w1 for e in experts], [e.w3 for e in experts], [e.w2 for e in experts])
+        return [next((m for m in role if m.tensor_scale != 1.0), role[0]) for role in roles]
+
     def _add_bank(self, layers: list[int], fallback: str) -> None:
         """One bank for some layers, its slots given out in order."""
         resident = self._placement.resident
         residents, half = sum(len(resident[layer]) for layer in layers), self._placement.staged
-        (first,) = self._source.fetch(layers[0], (0,))
         made = (
             _empty(residents + HALVES * half, matrix, self._device, fallback)
-            for matrix in (first.w1, first.w3, first.w2)
+            for matrix in self._typical(layers[0])
         )
         bank = SharedBank(ExpertBank(*made), residents, half)
         slot = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edgedsv4.errors import ConfigError, ExpertReadError, NumericError
+from edgedsv4.errors import CancelledError, ConfigError, ExpertReadError, NumericError
 from edgedsv4.kernels.native.library import fill_matrix, library, new_run, pointer
 from edgedsv4.model.native_model import DK_SMALL_TOKENS
 
@@ -28,6 +28,7 @@ _LINGER_NS = 400_000
 """Workers look for the next layer's job so long: what a GPU does in between takes 100 us."""
 _WORDS = 4
 """Lists of a step begin at multiples of so many words."""
+_NO_EXPERT, _STOPPED = 1, 3  # why a job failed, besides weights that are not there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,18 +215,25 @@ class HostExperts:
         Raises:
             ExpertReadError: an expert's weights were not there.
             NumericError: the router chose an expert that does not exist.
+            CancelledError: it was stopped.
         """
+        first: tuple[str, int, int] | None = None
         for place in range(len(self._places) + 1):
             job = self._jobs[place]
             failed, expert = job.failed, job.failed_id
-            if not failed:
-                continue
+            if failed and first is None:
+                what = f"layer {place}" if place < len(self._places) else "a chunk"
+                first = what, failed, expert
             job.failed = 0
-            self._run.cdata.stop = 0
-            what = f"layer {place}" if place < len(self._places) else "a chunk"
-            if failed == 1:
-                raise NumericError(f"{what} chose expert {expert} of {self._config.num_experts}")
-            raise ExpertReadError(f"{what} needed expert {expert}, whose weights are not there")
+        if first is None:
+            return
+        self._run.cdata.stop = 0
+        what, failed, expert = first
+        if failed == _NO_EXPERT:
+            raise NumericError(f"{what} chose expert {expert} of {self._config.num_experts}")
+        if failed == _STOPPED:
+            raise CancelledError(f"the CPU's part of {what} was stopped")
+        raise ExpertReadError(f"{what} needed expert {expert}, whose weights are not there")
 
     def counts(self) -> HostCounts:
         """What was computed so far."""

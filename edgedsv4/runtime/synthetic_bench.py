@@ -244,20 +244,22 @@ def measure_network(
     release_unused_memory(card.device)
     steps.next("random weights")
     made = SyntheticModel(config, options, card)
-    first = capture = None
-    if options.generate:
-        steps.next("first token")
-        first = sum(made.decode(1, 0))
-        made.renew()
-        capture = sum(made.decode(1, 0))
     readings = []
-    for depth in options.depths_in(config):
-        steps.next(f"decode at {depth:,}")
-        readings.append(_decode_reading(made, options, depth))
-    for tokens in options.prompts:
-        steps.next(f"prefill of {tokens:,}")
-        readings.append(_prefill_reading(made, options, tokens))
-    made.close()
+    first = capture = None
+    try:
+        if options.generate:
+            steps.next("first token")
+            first = sum(made.decode(1, 0))
+            made.renew()
+            capture = sum(made.decode(1, 0))
+        for depth in options.depths_in(config):
+            steps.next(f"decode at {depth:,}")
+            readings.append(_decode_reading(made, options, depth))
+        for tokens in options.prompts:
+            steps.next(f"prefill of {tokens:,}")
+            readings.append(_prefill_reading(made, options, tokens))
+    finally:
+        made.close()
     outline = network_outline(config, EXPERT_TYPES[options.experts])
     return SyntheticReport(
         model=_model_facts(config, options),

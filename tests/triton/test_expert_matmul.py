@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from edgedsv4.kernels.gpu.expert_sort import cut_tiles, sort_pairs, tile_capacit
 from edgedsv4.kernels.gpu.expert_tiling import tile_width
 from edgedsv4.kernels.gpu.half_tiles import HALF_TYPES
 from edgedsv4.kernels.gpu.planes import empty_bank, fill_bank
-from edgedsv4.kernels.quant_matmul import dequantize
+from edgedsv4.kernels.quant_matmul import QuantMatrix, dequantize
 from edgedsv4.kernels.swiglu import swiglu_reference
 
 
@@ -34,10 +35,18 @@ class _Bank:
     """A bank and the matrices in it."""
 
     def __init__(self, name: str, slots: int, rows: int, cols: int, seed: int) -> None:
-        self.stored = [stored_matrix(name, rows, cols, seed + slot) for slot in range(slots)]
+        stored = [stored_matrix(name, rows, cols, seed + slot) for slot in range(slots)]
+        self.stored = [_mild(weight) for weight in stored] if name == "NVFP4" else stored
         self.matrix = empty_bank(name, slots, rows, cols, DEVICE)
         for slot, weight in enumerate(self.stored):
             fill_bank(self.matrix, slot, weight)
+
+
+def _mild(weight: QuantMatrix) -> QuantMatrix:
+    """NVFP4 with scales of 2^-3 to 2^-1: with any bytes an exponent overflows."""
+    blocks = weight.data.reshape(weight.rows, -1, 36).clone()
+    blocks[..., :4] = 0x20 | (blocks[..., :4] & 0x0F)
+    return replace(weight, data=blocks.reshape(weight.rows, -1))
 
 
 def _operand(names: set[str], *, precise: bool) -> torch.dtype:
@@ -115,6 +124,7 @@ CASES = {
     "one_token": (1, 2, 4, 64, 96, ("Q8_0", "Q8_0", "Q8_0"), 10.0),
     "odd_sizes": (5, 2, 4, 96, 96, ("Q8_0", "BF16", "F16"), math.inf),
     "tight_limit": (3, 2, 3, 64, 64, ("BF16", "F32", "Q8_0"), 0.5),
+    "factor_per_matrix": (5, 2, 3, 128, 64, ("NVFP4", "NVFP4", "NVFP4"), 10.0),
     "more_than_a_tile": (18, 1, 1, 64, 64, ("Q8_0", "Q8_0", "BF16"), 10.0),
 }
 

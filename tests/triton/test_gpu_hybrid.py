@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,12 @@ from gpu_models import gpu_model_of
 from hybrid_models import Experts, Setting, Traveller, hybrid_model_of
 from matrix_samples import stored_matrix
 from memory_model import evaluate, ids_tensor, model_of
+from numeric import assert_close
 from tiny_model import random_tensors, random_tokens, tiny_config
 from torch import Tensor
 from triton_device import DEVICE
 
-from edgedsv4.errors import ConfigError, ExpertReadError, NumericError
+from edgedsv4.errors import CancelledError, ConfigError, ExpertReadError, NumericError
 from edgedsv4.kernels.expert_ffn import expert_ffn_reference
 from edgedsv4.kernels.native.library import library
 from edgedsv4.model.gpu_banks import ExpertPlacement, runs_of
@@ -228,6 +229,46 @@ def test_an_expert_that_does_not_exist_is_an_error() -> None:
     ids[1] = EXPERTS
     with pytest.raises(NumericError, match=f"expert {EXPERTS} of {EXPERTS}"):
         experts.token(0, x, ids, weights)
+
+
+def test_one_error_tells_of_all_that_failed() -> None:
+    experts = Experts(CONFIG, Stored(), NOBODY, setting=Setting(mode="on"))
+    x, ids, weights = (part[0] for part in inputs(1))
+    host = experts.hybrid.host
+    assert host is not None
+    for place in range(2):
+        host._jobs[place].failed, host._jobs[place].failed_id = 1, EXPERTS
+    with pytest.raises(NumericError, match=f"layer 0 chose expert {EXPERTS}"):
+        host.check()
+    host.check()
+    host._jobs[1].failed = 3
+    with pytest.raises(CancelledError, match="layer 1 was stopped"):
+        host.check()
+    assert torch.equal(experts.token(1, x, ids, weights), experts.token(1, x, ids, weights))
+
+
+@pytest.mark.parametrize("staged", [1, 4])
+@pytest.mark.parametrize("resident", [NOBODY, SOME], ids=["none", "some"])
+def test_factors_of_experts_are_applied_where_the_first_is_one(
+    resident: tuple[tuple[int, ...], ...], staged: int
+) -> None:
+    class Scaled(Stored):
+        def fetch(self, layer: int, expert_ids: Sequence[int]) -> list[ExpertWeights]:
+            return [
+                replace(
+                    expert,
+                    w1=replace(expert.w1, tensor_scale=1.0 if expert_id == 0 else 2.0),
+                    w2=replace(expert.w2, tensor_scale=1.0 if expert_id == 0 else 0.5),
+                )
+                for expert_id, expert in zip(
+                    expert_ids, super().fetch(layer, expert_ids), strict=True
+                )
+            ]
+
+    source, given = Scaled("Q8_0", "Q8_0"), inputs(5)
+    experts = Experts(CONFIG, source, resident, staged=staged, setting=Setting(mode="off"))
+    for layer, found in enumerate(experts.chunk(*given, precise=True)):
+        assert_close(f"layer {layer}", found, expected(source, layer, given), 1e-5)
 
 
 @pytest.mark.parametrize("resident", [((1, 0),), ((2, 2),)])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from triton_device import DEVICE, has_scaled_products
 
+from edgedsv4.kernels.gpu.expert_scaled import triton_release
 from edgedsv4.runtime.selftest.check import Check, judge
 from edgedsv4.runtime.selftest.computing import Computing
 from edgedsv4.runtime.selftest.gpu_products import product_checks, scaled_checks
@@ -36,9 +37,8 @@ def test_kernels_pass(check: Check) -> None:
 
 
 def test_block_scaled_products_are_checked_where_they_are_used() -> None:
-    assert [check.name for check in scaled_checks(PLACE, "sm_120")] == [
-        "experts of a chunk, 8-bit floats"
-    ]
+    expected = ["experts of a chunk, 8-bit floats"] if triton_release() >= (3, 7) else []
+    assert [check.name for check in scaled_checks(PLACE, "sm_120")] == expected
     assert list(scaled_checks(PLACE, "sm_90")) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,12 +12,16 @@ from tiny_model import tiny_config
 from triton_device import DEVICE
 
 from edgedsv4.kernels._triton import IS_INTERPRETED
+from edgedsv4.runtime import synthetic_bench
 from edgedsv4.runtime.gpu_devices import Gpu, gpu_of
 from edgedsv4.runtime.synthetic_bench import (
     SyntheticModel,
     SyntheticOptions,
     measure_synthetic,
 )
+
+if TYPE_CHECKING:
+    from edgedsv4.runtime.synthetic_hybrid import HybridRecipe
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 CONFIG = tiny_config(
@@ -69,17 +74,25 @@ def test_flash_layers_are_measured_and_explained() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
-def test_experts_in_main_memory_give_a_token(mode: str) -> None:
-    options = replace(OPTIONS, cpu_experts=mode, expert_threads=2, vram_bytes=80 << 10)
+def test_experts_in_main_memory_give_a_token(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = synthetic_bench._hybrid_recipe
+
+    def small(*given: Any) -> HybridRecipe:
+        """Room for few of the experts, whatever else is on a card."""
+        return replace(whole(*given), room=80 << 10)
+
+    monkeypatch.setattr(synthetic_bench, "_hybrid_recipe", small)
+    options = replace(OPTIONS, cpu_experts=mode, expert_threads=2)
     made = SyntheticModel(CONFIG, options, card())
     hybrid = made.network.hybrid
     assert hybrid is not None
     assert hybrid.host is not None
     made.go_to(60)
+    before = hybrid.host.counts().calls
     forward = made.model.forward(torch.tensor([1]), made.cache)
     assert forward.logits is not None
     assert bool(torch.isfinite(forward.logits).all())
-    assert hybrid.host.counts().calls > 0
+    assert hybrid.host.counts().calls > before
     made.close()
 
 

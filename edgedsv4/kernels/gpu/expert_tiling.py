@@ -161,6 +161,9 @@ def tile_width(pairs: int, slots: int, widest: int = WIDTHS[-1]) -> int:
     return next(width for width in WIDTHS if width >= wanted)
 
 
+_ROW_FACTORS = "NVFP4"  # each matrix has factors of its own for its rows: never two as one operand
+
+
 def is_split() -> bool:
     """Whether gate and up are computed one after the other where they are no pair."""
     return _TABLES[matrix_unit()].is_split
@@ -169,7 +172,7 @@ def is_split() -> bool:
 def is_pair(w1: DeviceMatrix, w3: DeviceMatrix, precise: bool) -> bool:
     """Whether rows of both are one operand."""
     is_same = (w1.type, w1.scale_cols) == (w3.type, w3.scale_cols)
-    if precise or not is_same or w1.type not in PRODUCT_TYPES:
+    if precise or not is_same or w1.type not in PRODUCT_TYPES or w1.type == _ROW_FACTORS:
         return False
     return not is_split() or w1.type in HALF_TYPES
 
@@ -184,7 +187,8 @@ def tilings(
         return tables.precise, tables.precise
     are_products = w1.type in PRODUCT_TYPES and w3.type in PRODUCT_TYPES
     is_one_type = (w1.type, w1.scale_cols) == (w3.type, w3.scale_cols)
-    gate_up = tables.gate_up if are_products and is_one_type else tables.general
+    is_narrow = are_products and is_one_type and w1.type != _ROW_FACTORS
+    gate_up = tables.gate_up if is_narrow else tables.general
     down = tables.down if w2.type in PRODUCT_TYPES else tables.general_down
     others = tables.down_exceptions
     down = {block: others.get((w2.type, block), tiling) for block, tiling in down.items()}
