@@ -83,25 +83,35 @@ class RandomExperts:
         is_locked: bool,
         seed: int = 0,
     ) -> None:
+        self._memory: list[HostMemory] = []
+        self._stacks: list[ExpertWeights] = []
+        self._count = config.num_experts
+        self.is_locked = is_locked
+        try:
+            self._make(config, types, threads, is_locked=is_locked, seed=seed)
+        except BaseException:
+            self.close()  # or page-locked memory would be unmapped as it is
+            raise
+
+    def _make(
+        self, config: ModelConfig, types: ExpertTypes, threads: int, *, is_locked: bool, seed: int
+    ) -> None:
         count, width, hidden = config.num_experts, config.expert_width, config.hidden_size
         shapes = ((types.gate_up, width, hidden),) * 2 + ((types.down, hidden, width),)
         draw = torch.Generator().manual_seed(seed)
         templates = {shape: _template(shape[0], shape[2], draw) for shape in shapes}
         run = new_run(threads)
-        self._memory: list[HostMemory] = []
-        self._stacks: list[ExpertWeights] = []
-        self._count = count
         for layer in range(config.num_layers):
             matrices = []
             for role, shape in enumerate(shapes):
                 name, rows, columns = shape
                 row_bytes = BLOCK_TYPES[name].row_bytes(columns)
                 memory = HostMemory(count * rows * row_bytes)
+                self._memory.append(memory)
                 block = BLOCK_TYPES[name].block_bytes
                 _fill(run, memory.bytes, templates[shape], (7 * layer + role) * 1009 * block)
                 if is_locked:
                     memory.lock_for_gpu()
-                self._memory.append(memory)
                 data = memory.bytes.view(count * rows, row_bytes)
                 matrices.append(QuantMatrix(BLOCK_TYPES[name], count * rows, columns, data))
             w1, w3, w2 = matrices
@@ -163,10 +173,16 @@ def hybrid_network(
             is_on_device=True,
         )
     source = RandomExperts(config, recipe.types, recipe.threads, is_locked=device.type == "cuda")
-    placed = PlacedExperts(config, source, chosen.placement, device, "BF16", source.stacks)
-    network = RandomNetwork(config, recipe.types, device, placed=placed.fill).make()
-    setting = HostSetting(threads=recipe.threads, has_int8=True, is_locked=device.type == "cuda")
-    network = with_hybrid(network, config, source, mode=recipe.mode, setting=setting, device=device)
+    try:
+        placed = PlacedExperts(config, source, chosen.placement, device, "BF16", source.stacks)
+        network = RandomNetwork(config, recipe.types, device, placed=placed.fill).make()
+        setting = HostSetting(threads=recipe.threads, has_int8=True, is_locked=source.is_locked)
+        network = with_hybrid(
+            network, config, source, mode=recipe.mode, setting=setting, device=device
+        )
+    except BaseException:
+        source.close()
+        raise
     return network, source, chosen
 
 

@@ -10,7 +10,7 @@ from tiny_model import tiny_config
 
 from edgedsv4.errors import CapacityError
 from edgedsv4.kernels.quant_matmul import dequantize
-from edgedsv4.runtime import expert_rates, host_memory
+from edgedsv4.runtime import expert_rates, host_memory, synthetic_hybrid
 from edgedsv4.runtime.expert_rates import measure_rates
 from edgedsv4.runtime.host_memory import HostMemory
 from edgedsv4.runtime.synthetic_hybrid import (
@@ -48,6 +48,42 @@ def test_elements_are_finite_and_of_the_size_of_weights(experts: RandomExperts) 
         values = dequantize(matrix, torch.float32)
         assert bool(torch.isfinite(values).all())
         assert 0.5 < float(values.std()) * matrix.columns**0.5 < 2
+
+
+def test_a_failure_half_way_gives_all_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[HostMemory] = []
+
+    class Limited(HostMemory):
+        def lock_for_gpu(self) -> None:
+            made.append(self)
+            if len(made) == 5:
+                raise CapacityError("page-locked memory", needed_bytes=1, available_bytes=0)
+            self._is_locked = True
+
+        def close(self) -> None:
+            self._is_locked = False
+            super().close()
+
+    monkeypatch.setattr(synthetic_hybrid, "HostMemory", Limited)
+    with pytest.raises(CapacityError, match="page-locked"):
+        RandomExperts(CONFIG, EXPERT_TYPES["mxfp4"], 2, is_locked=True)
+    assert [memory.bytes.numel() for memory in made] == [0] * 5
+    assert not any(memory._is_locked for memory in made)
+
+
+def test_a_network_that_cannot_be_built_gives_its_experts_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise CapacityError("the card", needed_bytes=1, available_bytes=0)
+
+    closed: list[RandomExperts] = []
+    monkeypatch.setattr(synthetic_hybrid, "PlacedExperts", refuse)
+    monkeypatch.setattr(RandomExperts, "close", closed.append)
+    recipe = HybridRecipe(types=EXPERT_TYPES["mxfp4"], mode="on", threads=2, room=1 << 30)
+    with pytest.raises(CapacityError, match="the card"):
+        hybrid_network(CONFIG, recipe, torch.device("cpu"))
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
