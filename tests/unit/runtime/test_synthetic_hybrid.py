@@ -79,7 +79,7 @@ def test_a_network_that_cannot_be_built_gives_its_experts_back(
 
     closed: list[RandomExperts] = []
     monkeypatch.setattr(synthetic_hybrid, "PlacedExperts", refuse)
-    monkeypatch.setattr(RandomExperts, "close", closed.append)
+    monkeypatch.setattr(RandomExperts, "close", lambda self: closed.append(self))
     recipe = HybridRecipe(types=EXPERT_TYPES["mxfp4"], mode="on", threads=2, room=1 << 30)
     with pytest.raises(CapacityError, match="the card"):
         hybrid_network(CONFIG, recipe, torch.device("cpu"))
