@@ -77,9 +77,12 @@ def test_a_network_that_cannot_be_built_gives_its_experts_back(
     def refuse(*_: object, **__: object) -> None:
         raise CapacityError("the card", needed_bytes=1, available_bytes=0)
 
+    def note(experts: RandomExperts) -> None:
+        closed.append(experts)
+
     closed: list[RandomExperts] = []
     monkeypatch.setattr(synthetic_hybrid, "PlacedExperts", refuse)
-    monkeypatch.setattr(RandomExperts, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(RandomExperts, "close", note)
     recipe = HybridRecipe(types=EXPERT_TYPES["mxfp4"], mode="on", threads=2, room=1 << 30)
     with pytest.raises(CapacityError, match="the card"):
         hybrid_network(CONFIG, recipe, torch.device("cpu"))
