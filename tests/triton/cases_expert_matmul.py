@@ -15,6 +15,7 @@ _CASES = {
     "iq2_xxs_q2_k": ("IQ2_XXS", "IQ2_XXS", "Q2_K", (64, 1024, 2048, 4096), False),
     "mxfp4": ("MXFP4", "MXFP4", "MXFP4", (64, 1024, 2048, 4096), False),
     "q4_k": ("Q4_K", "Q4_K", "Q4_K", (64, 1024, 2048, 4096), False),
+    "nvfp4": ("NVFP4", "NVFP4", "NVFP4", (64, 1024, 4096), False),
     "q8_0": ("Q8_0", "Q8_0", "Q8_0", (64, 4096), False),
     "fp8": ("FP8_E4M3", "FP8_E4M3", "FP8_E4M3", (64, 4096), False),
     "other_types": ("IQ2_XS", "IQ3_XXS", "Q6_K", (64, 1024, 4096), False),

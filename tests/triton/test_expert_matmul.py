@@ -143,7 +143,7 @@ def test_chunk_equals_sum_of_experts(case: str, precise: bool) -> None:
 
 
 @pytest.mark.parametrize("precise", [False, True], ids=["bf16", "precise"])
-@pytest.mark.parametrize("kind", ["Q8_0", "IQ2_XXS"])
+@pytest.mark.parametrize("kind", ["Q8_0", "IQ2_XXS", "NVFP4"])
 def test_tables_for_amd(monkeypatch: pytest.MonkeyPatch, kind: str, precise: bool) -> None:
     monkeypatch.setattr(expert_tiling, "matrix_unit", lambda: "wmma")
     banks = [

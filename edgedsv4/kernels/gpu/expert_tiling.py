@@ -187,7 +187,7 @@ def tilings(
         return tables.precise, tables.precise
     are_products = w1.type in PRODUCT_TYPES and w3.type in PRODUCT_TYPES
     is_one_type = (w1.type, w1.scale_cols) == (w3.type, w3.scale_cols)
-    is_narrow = are_products and is_one_type and w1.type != _ROW_FACTORS
+    is_narrow = are_products and is_one_type and (tables.is_split or w1.type != _ROW_FACTORS)
     gate_up = tables.gate_up if is_narrow else tables.general
     down = tables.down if w2.type in PRODUCT_TYPES else tables.general_down
     others = tables.down_exceptions
