@@ -9,10 +9,7 @@ The seeds are written again by:
 
 from __future__ import annotations
 
-import atexit
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,17 +88,13 @@ def write_corpus(folder: Path) -> None:
 def main(arguments: list[str]) -> None:
     """Fuzz until libFuzzer's own options say stop."""
     import atheris
+    from file_fuzzing import fuzz_files
 
     with atheris.instrument_imports(include=["edgedsv4.formats"]):
         import edgedsv4.formats.expert_pack
         import edgedsv4.formats.expert_pack_manifest
     assert edgedsv4.formats.expert_pack is not None
-    memory = Path("/dev/shm")  # a disk would be the slowest part of each run
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-pack-", dir=memory if memory.is_dir() else None))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    options = ["-max_len=8192", "-timeout=10", "-rss_limit_mb=1024", *arguments[1:]]
-    atheris.Setup([arguments[0], *options], lambda content: check_one(content, folder) and None)
-    atheris.Fuzz()
+    fuzz_files(arguments, check_one, longest=8192)
 
 
 if __name__ == "__main__":

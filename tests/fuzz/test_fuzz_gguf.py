@@ -1,42 +1,22 @@
 """Bounded fuzzing of the GGUF reader: stored corpus, seeded mutations, a short atheris run."""
 
 import importlib.util
-import os
 import random
-import subprocess
-import sys
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fresh_process import FRESH
-from fuzz.fuzz_gguf import ROOT, check_one, write_corpus
+from fuzz.file_fuzzing import mutated, short_run
+from fuzz.fuzz_gguf import check_one, write_corpus
 
 CORPUS = Path(__file__).parent / "corpus" / "gguf"
 SEEDS = sorted(CORPUS.iterdir())
-MUTATIONS = 1500
 WORDS = [
     *(n.to_bytes(8, "little") for n in (0, 1, 5, 1 << 31, 1 << 61, 1 << 63, (1 << 64) - 1)),
     *(n.to_bytes(4, "little") for n in (0, 2, 4, 7, 8, 9, 13, 39, 1 << 31, (1 << 32) - 1)),
     b"\xff",
     b"\0",
 ]
-
-
-def mutated(draw: random.Random) -> Iterator[bytes]:
-    """Seeds with a few places overwritten, cut out, or replaced by parts of other seeds."""
-    contents = [seed.read_bytes() for seed in SEEDS]
-    for _ in range(MUTATIONS):
-        content = bytearray(draw.choice(contents))
-        for _ in range(draw.randint(1, 5)):
-            at = draw.randrange(len(content) + 1)
-            length = draw.choice([0, 1, 4, 8, 8, 30])
-            donor = draw.choice(contents)
-            start = draw.randrange(len(donor))
-            piece = draw.choice([draw.choice(WORDS), donor[start : start + 24], b""])
-            content[at : at + draw.choice([length, len(piece)])] = piece
-        yield bytes(content)
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.stem)
@@ -57,7 +37,7 @@ def test_corpus_holds_valid_and_broken_files(tmp_path: Path) -> None:
 def test_mutations_are_read_or_refused_in_bounded_memory(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
-        read = [check_one(content, tmp_path) for content in mutated(random.Random(4))]
+        read = [check_one(content, tmp_path) for content in mutated(random.Random(4), SEEDS, WORDS)]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -69,22 +49,4 @@ def test_mutations_are_read_or_refused_in_bounded_memory(tmp_path: Path) -> None
 if importlib.util.find_spec("atheris") is not None:
 
     def test_short_coverage_guided_run_finds_nothing(tmp_path: Path) -> None:
-        done = subprocess.run(
-            [
-                *FRESH,
-                sys.executable,
-                str(ROOT / "tests" / "fuzz" / "fuzz_gguf.py"),
-                str(tmp_path),
-                str(CORPUS),
-                "-max_total_time=5",
-                "-seed=1",
-                f"-artifact_prefix={tmp_path}/",
-            ],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        short_run("fuzz_gguf.py", CORPUS, tmp_path)
