@@ -15,8 +15,14 @@ import torch
 FRESH_SEED = pytest.StashKey[int | None]()
 
 # transformers is an optional extra (`parity`); without it the comparison with it does not exist.
-HAVE_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
-collect_ignore = [] if HAVE_TRANSFORMERS else ["parity/test_transformers.py"]
+# A machine that is there for its GPU has neither the terminal app nor the tools of packaging.
+NEEDS = {
+    "parity/test_transformers.py": "transformers",
+    "tui": "textual",
+    "capi/test_packaging_files.py": "pkgconf",
+}
+LEFT_OUT = {path: name for path, name in NEEDS.items() if importlib.util.find_spec(name) is None}
+collect_ignore = list(LEFT_OUT)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,8 +84,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if config.stash[FRESH_SEED] is not None:
         seed = config.stash[FRESH_SEED]
         lines.append(f"fresh random model: seed {seed} (again with --seed {seed})")
-    if not HAVE_TRANSFORMERS:
-        lines.append("transformers is not installed: parity/test_transformers.py is not collected")
+    lines += [
+        f"{name} is not installed: {path} is not collected" for path, name in LEFT_OUT.items()
+    ]
     if config.option.smooth is None:
         lines.append("without --smooth FOLDER: parity/test_smooth_logits.py is not collected")
     return lines

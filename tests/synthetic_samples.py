@@ -30,6 +30,7 @@ def report(**changes: Any) -> SyntheticReport:
         depth=16_384,
         bytes_per_token=500,
         kernels=kernels,
+        busy_seconds=0.7,
         unseen={"_old_kernel": Traffic(weights=2_000_000)},
     )
     fields: dict[str, Any] = {

@@ -157,7 +157,8 @@ def _print_kernels(reading: SyntheticReading, read_rate: float, terminal: Termin
     terminal.line()
     terminal.line(
         f"{reading.label}: {launches:,} launches, {reading.kernel_seconds * 1e3:,.3f} ms of kernels"
-        f" in {reading.median_seconds * 1e3:,.3f} ms"
+        f" that overlap, the device busy for {reading.busy_seconds * 1e3:,.3f} of"
+        f" {reading.median_seconds * 1e3:,.3f} ms"
     )
     terminal.line(
         f"{'kernel':50}{'launches':>9}{'us/launch':>12}{'us/token':>12}{'time':>8}"

@@ -7,6 +7,7 @@ scatter over it. Beside the speeds stands the rate at which the same process rea
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -313,9 +314,11 @@ def _decode_reading(
     traffic = decode_traffic(made.config, made.network, depth + options.generate // 2)
     kernels: tuple[KernelTime, ...] = ()
     unseen: dict[str, Traffic] = {}
+    busy = 0.0
     if options.kernels:
         run = partial(made.decode, PROFILED_TOKENS, depth)
-        kernels, unseen = with_traffic(profiled(run, PROFILED_TOKENS, made.device), traffic)
+        found, busy = profiled(run, PROFILED_TOKENS, made.device)
+        kernels, unseen = with_traffic(found, traffic)
     return SyntheticReading(
         work="decode",
         depth=depth,
@@ -323,6 +326,7 @@ def _decode_reading(
         seconds=tuple(seconds),
         bytes_per_token=sum(moved.from_memory for moved in traffic.values()),
         kernels=kernels,
+        busy_seconds=busy,
         unseen=unseen,
     )
 
@@ -334,12 +338,19 @@ def _prefill_reading(
     runs = tuple(made.prefill(tokens) for _ in range(options.repeat))
     kernels: tuple[KernelTime, ...] = ()
     unseen: dict[str, Traffic] = {}
+    busy = 0.0
     if options.kernels:
         traffic = prefill_traffic(made.config, made.network, tokens)
-        found = profiled(partial(made.prefill, tokens), 1, made.device)
+        found, busy = profiled(partial(made.prefill, tokens), 1, made.device)
         kernels, unseen = with_traffic(found, traffic)
     return SyntheticReading(
-        work="prefill", depth=0, tokens=tokens, seconds=runs, kernels=kernels, unseen=unseen
+        work="prefill",
+        depth=0,
+        tokens=tokens,
+        seconds=runs,
+        kernels=kernels,
+        busy_seconds=busy,
+        unseen=unseen,
     )
 
 
@@ -430,15 +441,39 @@ def fill_with_noise(cache: GpuKvCache) -> None:
             parts[1].fill_(126)
 
 
-def profiled(run: Callable[[], object], steps: int, device: torch.device) -> tuple[KernelTime, ...]:
-    """Kernels of some steps by the time they take on the device, per step; none on the CPU."""
+def profiled(
+    run: Callable[[], object], steps: int, device: torch.device
+) -> tuple[tuple[KernelTime, ...], float]:
+    """Kernels of some steps by the time they take on the device, and its busy seconds, per step.
+
+    None and 0 on the CPU.
+    """
     if device.type == "cpu":
-        return ()
+        return (), 0.0
     kinds = torch.profiler.ProfilerActivity
     activity = kinds.XPU if device.type == "xpu" else kinds.CUDA
     with torch.profiler.profile(activities=[activity], acc_events=True) as profiler:
         run()
-    return merged(kernel_times(profiler.key_averages(), steps))
+    kernels = merged(kernel_times(profiler.key_averages(), steps))
+    return kernels, busy_seconds(profiler.events() or (), steps)
+
+
+def busy_seconds(events: Iterable[Any], steps: int) -> float:
+    """Seconds of a step in which at least one kernel was on the device.
+
+    A kernel that begins while the one before ends, and waits for its results, is on the device
+    beside it, so the kernels' own times add up to more.
+    """
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in events
+        if event.self_device_time_total
+    )
+    busy, until = 0.0, -math.inf
+    for start, end in spans:
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return busy / 1e6 / steps
 
 
 def kernel_times(events: Iterable[Any], steps: int) -> list[KernelTime]:

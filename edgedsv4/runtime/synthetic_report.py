@@ -63,6 +63,8 @@ class SyntheticReading:
     """Weights and rows that a decoded token has to read; None for a prefill, which shares them."""
     kernels: tuple[KernelTime, ...] = ()
     """Of one step, the longest first; empty when they were not asked for."""
+    busy_seconds: float = 0.0
+    """Of one step, in which at least one kernel was on the device; 0 without `kernels`."""
     unseen: Mapping[str, Traffic] = field(default_factory=dict)
     """What kernels move that should have run, and are not among `kernels`."""
     host: HostShare | None = None
@@ -94,7 +96,7 @@ class SyntheticReading:
 
     @property
     def kernel_seconds(self) -> float:
-        """Of all kernels of one step."""
+        """Of all kernels of one step, each for itself: some overlap."""
         return sum(kernel.seconds for kernel in self.kernels)
 
     def share(self, read_rate: float) -> float | None:
@@ -122,6 +124,7 @@ class SyntheticReading:
             found["host_seconds_per_token"] = self.host.seconds
             found["host_bytes_per_token"] = self.host.nbytes
         if self.kernels:
+            found["busy_seconds"] = self.busy_seconds
             found["kernels"] = [_kernel_json(kernel) for kernel in self.kernels]
         return found
 

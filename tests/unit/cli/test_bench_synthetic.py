@@ -101,7 +101,8 @@ def test_table_holds_speeds_and_kernels(capsys: pytest.CaptureFixture[str]) -> N
         "decode 16,384 2 2 1.0 1,000.000 1,000.000 500 50.0%",
         "prefill 0 512 3 1,024.0 500.000 750.000 25.6 TFLOP/s of products with weights",
         "",
-        "decode at 16,384: 8 launches, 800.000 ms of kernels in 1,000.000 ms",
+        "decode at 16,384: 8 launches, 800.000 ms of kernels that overlap, the device busy for"
+        " 700.000 of 1,000.000 ms",
         "kernel launches us/launch us/token time GB GB/s share of the reads",
         "_matvec_kernel 7 85,714.29 600,000.00 75.0% 0.0000 0.0 11.0%",
         "_new_kernel 1 200,000.00 200,000.00 25.0%",

@@ -20,6 +20,7 @@ from edgedsv4.runtime.memory_plan import StateLayout
 from edgedsv4.runtime.synthetic_bench import (
     SyntheticModel,
     SyntheticOptions,
+    busy_seconds,
     check_room,
     fill_with_noise,
     kernel_times,
@@ -238,3 +239,16 @@ def test_what_a_profiler_saw_is_per_step() -> None:
     ]
     (kernel,) = kernel_times(events, 5)
     assert (kernel.name, kernel.launches, kernel.seconds) == ("a", 2, pytest.approx(1e-5))
+
+
+def test_a_device_is_busy_once_however_many_kernels_are_on_it() -> None:
+    spans = [(30, 40), (0, 10), (5, 12), (6, 8), (12, 15), (100, 200)]
+    events = [
+        SimpleNamespace(
+            time_range=SimpleNamespace(start=start, end=end), self_device_time_total=end - start
+        )
+        for start, end in spans
+    ]
+    events[-1].self_device_time_total = 0  # of the host
+    assert busy_seconds(events, 5) == pytest.approx(25e-6 / 5)
+    assert busy_seconds([], 5) == 0
