@@ -31,13 +31,18 @@ def options(slots: int, **changes: Any) -> StoreOptions:
 
 @contextmanager
 def opened_store(
-    path: Path, slots: int, *, io: str = "auto", **changes: Any
+    path: Path,
+    slots: int,
+    *,
+    io: str = "auto",
+    kind: type[ExpertStore] = ExpertStore,
+    **changes: Any,
 ) -> Iterator[tuple[ExpertStore, RoutedExperts]]:
     """A store over a model file, and the same experts in the mapping."""
     with open_checkpoint(path) as checkpoint:
         _, experts = load_weights(checkpoint)
         files = ExpertFiles(experts, io)  # type: ignore[arg-type]  # one of three modes
-        store = ExpertStore(experts, files, options(slots, **changes))
+        store = kind(experts, files, options(slots, **changes))
         try:
             yield store, experts
         finally:

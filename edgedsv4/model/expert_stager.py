@@ -4,12 +4,14 @@ A layer's missing experts come in pieces, each into one half of its bank; while 
 with, the next travels and is taken apart into planes, on a stream of its own. The pieces of a whole
 forward are announced at its beginning, so that a layer's first ones travel while the layer before
 is computed. What lies in pageable memory goes through page-locked buffers.
+
+Of a source that streams, a piece is whatever arrives next, and each expert travels as it arrives.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from torch import Tensor
 from edgedsv4.kernels.gpu.planes import fill_rows
 from edgedsv4.kernels.native.library import HAVE_NATIVE, library, new_run
 from edgedsv4.model.gpu_banks import HALVES, PlacedLayer, copy_expert
+from edgedsv4.model.moe import stream_of
 
 if TYPE_CHECKING:
     from edgedsv4.kernels.gpu.planes import DeviceMatrix
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 
 _ROW = 256
 """Bytes at whose multiples the matrices of a piece begin."""
+_ROLES = 3
+
+Arrived = Sequence[tuple[int, "ExpertWeights"]]
+"""(id, weights) of experts that can be copied now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +47,34 @@ class Piece:
     half: int
     table: Tensor
     """int32 [E] on the device: slot of each of them, -1 for all others."""
+
+
+class _Arrivals:
+    """Experts of a layer in batches, handed on in pieces of any size."""
+
+    def __init__(self, batches: Iterator[Arrived]) -> None:
+        self._batches = batches
+        self._left: Arrived = ()
+
+    def take(self, count: int) -> Iterator[Arrived]:
+        """The next `count` experts; each part stays until the next one is asked for."""
+        while count:
+            if not self._left:
+                self._left = next(self._batches)
+                continue
+            part, self._left = self._left[:count], self._left[count:]
+            count -= len(part)
+            yield part
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A piece that is to be brought."""
+
+    placed: PlacedLayer
+    count: int
+    arrivals: _Arrivals
+    """Shared by all pieces of the layer."""
 
 
 class _Half:
@@ -98,7 +133,10 @@ class ExpertStager:
         self._source = source
         self._device = device
         self._halves = tuple(_Half(experts, device) for _ in range(HALVES))
-        self._plan: deque[tuple[PlacedLayer, tuple[int, ...]]] = deque()
+        self._stream = stream_of(source)
+        self._tokens = 1
+        self._check_stop: Callable[[], None] = _go_on
+        self._plan: deque[_Cut] = deque()
         self._issued: deque[Piece] = deque()
         self._announced: deque[int] = deque()
         self._busy = 0
@@ -107,11 +145,22 @@ class ExpertStager:
         self.bytes_moved = 0
         """Brought so far."""
 
+    def begin(self, tokens: int, check_stop: Callable[[], None]) -> None:
+        """A chunk of so many tokens begins.
+
+        Args:
+            tokens: of the chunk.
+            check_stop: called every now and then while experts are waited for; raises to stop.
+        """
+        self.reset()
+        self._tokens = tokens
+        self._check_stop = check_stop
+
     def announce(self, layers: Sequence[PlacedLayer]) -> None:
         """Say that all missing experts of these layers will be asked for, in this order."""
         for placed in layers:
             if placed.missing:
-                self._plan.extend(_cut(placed, placed.missing))
+                self._plan.extend(self._cut(placed, placed.missing))
                 self._announced.append(placed.layer)
         self._issue()
 
@@ -125,7 +174,7 @@ class ExpertStager:
         Raises:
             ExpertReadError: the source cannot read them.
         """
-        cut = list(_cut(placed, tuple(ids)))
+        cut = list(self._cut(placed, tuple(ids)))
         if self._announced and self._announced[0] == placed.layer:
             self._announced.popleft()
         else:
@@ -147,10 +196,11 @@ class ExpertStager:
         """
         if not ids:
             return []
-        half = self._halves[0]
-        self._load(placed, tuple(ids), half, placed.bank.first_of_half(0))
-        first = placed.bank.first_of_half(0)
-        return list(range(first, first + len(ids)))
+        half, first = self._halves[0], placed.bank.first_of_half(0)
+        self._tokens, self._check_stop = 1, _go_on
+        (cut,) = self._cut(placed, tuple(ids))
+        slots = {expert: first + at for at, expert in enumerate(self._load(cut, half, first))}
+        return [slots[expert] for expert in ids]
 
     def reset(self) -> None:
         """Forget what is under way: a forward ended early, or another begins."""
@@ -168,20 +218,20 @@ class ExpertStager:
     def _issue(self) -> None:
         """Start what there is room for."""
         while self._plan and self._busy < HALVES:
-            placed, ids = self._plan.popleft()
+            cut = self._plan.popleft()
             index = self._turn % HALVES
-            half, first = self._halves[index], placed.bank.first_of_half(index)
+            half, first = self._halves[index], cut.placed.bank.first_of_half(index)
             self._turn += 1
             self._busy += 1
             places = torch.full((half.table.numel(),), -1, dtype=torch.int32)
-            places[list(ids)] = torch.arange(first, first + len(ids), dtype=torch.int32)
             with half.on_stream():
-                self._load(placed, ids, half, first)
+                ids = self._load(cut, half, first)
+                places[list(ids)] = torch.arange(first, first + len(ids), dtype=torch.int32)
                 # From pageable memory it has left when the call returns.
                 half.table.copy_(places, non_blocking=True)
                 if half.stream is not None:
                     half.ready.record(half.stream)
-            self._issued.append(Piece(placed, ids, index, half.table))
+            self._issued.append(Piece(cut.placed, ids, index, half.table))
 
     def _release(self, half: _Half, *, is_use: bool = True) -> None:
         if half.stream is not None:
@@ -191,10 +241,44 @@ class ExpertStager:
 
     # ---- one piece ----
 
-    def _load(self, placed: PlacedLayer, ids: tuple[int, ...], half: _Half, first: int) -> None:
-        """Copy experts into slots from `first` on and take them apart, on the current stream."""
-        experts = self._source.fetch(placed.layer, ids)
-        bank = placed.bank.experts
+    def _cut(self, placed: PlacedLayer, ids: tuple[int, ...]) -> Iterator[_Cut]:
+        """Some experts of a layer in pieces as large as a half; nothing is asked for yet."""
+        size = placed.bank.half
+        starts = range(0, len(ids), size)
+        batches = self._streamed(placed.layer, ids) if self._stream else self._fetched(placed, ids)
+        arrivals = _Arrivals(batches)
+        for start in starts:
+            yield _Cut(placed, min(size, len(ids) - start), arrivals)
+
+    def _fetched(self, placed: PlacedLayer, ids: tuple[int, ...]) -> Iterator[Arrived]:
+        size = placed.bank.half
+        for start in range(0, len(ids), size):
+            some = ids[start : start + size]
+            yield list(zip(some, self._source.fetch(placed.layer, some), strict=True))
+
+    def _streamed(self, layer: int, ids: tuple[int, ...]) -> Iterator[Arrived]:
+        if self._stream is not None:
+            yield from self._stream.stream(layer, ids, self._tokens, self._check_stop)
+
+    def _load(self, cut: _Cut, half: _Half, first: int) -> tuple[int, ...]:
+        """Copy experts into slots from `first` on and take them apart, on the current stream.
+
+        Returns:
+            Their ids, slot by slot.
+        """
+        ids: list[int] = []
+        at = 0
+        for part in cut.arrivals.take(cut.count):
+            experts = [expert for _, expert in part]
+            at = self._load_part(cut, experts, half, (first + len(ids), at))
+            ids += [expert_id for expert_id, _ in part]
+        return tuple(ids)
+
+    def _load_part(
+        self, cut: _Cut, experts: Sequence[ExpertWeights], half: _Half, start: tuple[int, int]
+    ) -> int:
+        """Some of a piece: into slots and buffers from `start` on; where the next ones begin."""
+        bank, (first, at) = cut.placed.bank.experts, start
         roles = [
             [expert.w1 for expert in experts],
             [expert.w3 for expert in experts],
@@ -205,13 +289,14 @@ class ExpertStager:
             for weights, matrix in zip(roles, bank.matrices, strict=True)
             for weight in weights
         ):
-            self._load_one_by_one(placed, experts, first)
-            return
-        parts = self._travel(roles, half)
+            self._load_one_by_one(cut.placed, experts, first)
+            return at
+        parts, end = self._travel(roles, half, at, cut.count)
         for weights, matrix, raw in zip(roles, bank.matrices, parts, strict=True):
             head = weights[0]
-            whole = replace(head, rows=len(ids) * head.rows, data=raw)
+            whole = replace(head, rows=len(experts) * head.rows, data=raw)
             fill_rows(matrix, first * head.rows, whole)
+        return end
 
     def _load_one_by_one(
         self, placed: PlacedLayer, experts: Sequence[ExpertWeights], first: int
@@ -221,15 +306,29 @@ class ExpertStager:
             copy_expert(placed.bank.experts, first + place, expert)
             self.bytes_moved += sum(m.data.nbytes for m in (expert.w1, expert.w3, expert.w2))
 
-    def _travel(self, roles: list[list[QuantMatrix]], half: _Half) -> list[Tensor]:
-        """The stored rows of each role on the device, uint8 [n * rows, row_bytes]."""
+    def _travel(
+        self, roles: list[list[QuantMatrix]], half: _Half, at: int, count: int
+    ) -> tuple[list[Tensor], int]:
+        """The stored rows of each role on the device, uint8 [n * rows, row_bytes].
+
+        Args:
+            roles: matrices of some experts.
+            half: whose buffers they go through.
+            at: first byte of them that is free.
+            count: experts of the whole piece.
+
+        Returns:
+            The rows, and the first byte that is free then.
+        """
         sizes = [sum(weight.data.nbytes for weight in weights) for weights in roles]
-        starts, total = [], 0
+        starts, end = [], at
         for size in sizes:
-            starts.append(total)
-            total += -(-size // _ROW) * _ROW
+            starts.append(end)
+            end += -(-size // _ROW) * _ROW
         is_direct = self._is_direct(roles[0][0].data)
-        half.reserve(total, has_bounce=not is_direct)
+        if at == 0:
+            each = sum(sizes) // len(roles[0])
+            half.reserve(count * (each + _ROLES * _ROW), has_bounce=not is_direct)
         self.bytes_moved += sum(sizes)
         targets = [
             half.raw[start : start + size].view(-1, weights[0].data.shape[1])
@@ -238,12 +337,14 @@ class ExpertStager:
         if is_direct:
             for target, weights in zip(targets, roles, strict=True):
                 _copy_stretches(target, weights, is_lasting=self._source.is_resident)
-            return targets
+            return targets, end
+        if at == 0 and half.copied is not None:
+            half.copied.synchronize()  # the last piece has left the buffer
         self._gather(half, starts, roles)
-        half.raw[:total].copy_(half.bounce[:total], non_blocking=True)
+        half.raw[at:end].copy_(half.bounce[at:end], non_blocking=True)
         if half.copied is not None:
             half.copied.record(torch.cuda.current_stream(self._device))
-        return targets
+        return targets, end
 
     def _is_direct(self, data: Tensor) -> bool:
         """Whether the device copies from where the source has it.
@@ -255,9 +356,7 @@ class ExpertStager:
         return self._source.is_resident and data.is_pinned()
 
     def _gather(self, half: _Half, starts: list[int], roles: list[list[QuantMatrix]]) -> None:
-        """All matrices of a piece into its page-locked buffer, when the last copy has left it."""
-        if half.copied is not None:
-            half.copied.synchronize()
+        """All matrices into the page-locked buffer."""
         pairs: list[tuple[Tensor, Tensor]] = []
         for start, weights in zip(starts, roles, strict=True):
             at = start
@@ -274,14 +373,6 @@ class ExpertStager:
         sources = ffi.new("void *[]", [ffi.cast("void *", d.data_ptr()) for _, d in pairs])
         lengths = ffi.new("int64_t[]", [data.nbytes for _, data in pairs])
         self._run.check(lib.dk_copy_many(self._run.cdata, targets, sources, lengths, len(pairs)))
-
-
-def _cut(
-    placed: PlacedLayer, ids: tuple[int, ...]
-) -> Iterator[tuple[PlacedLayer, tuple[int, ...]]]:
-    size = placed.bank.half
-    for start in range(0, len(ids), size):
-        yield placed, ids[start : start + size]
 
 
 def _is_plain(weight: QuantMatrix, matrix: DeviceMatrix) -> bool:
@@ -310,3 +401,7 @@ def _are_neighbours(first: Tensor, second: Tensor) -> bool:
     is_next = second.data_ptr() == first.data_ptr() + first.nbytes
     is_inside = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     return is_next and is_inside
+
+
+def _go_on() -> None:
+    """Nobody stops."""

@@ -122,7 +122,7 @@ class Chunk:
         hybrid = self._setting.hybrid
         if hybrid is None:
             return self._run(streams)
-        hybrid.begin_chunk(self._layers, self.count)
+        hybrid.begin_chunk(self._layers, self.count, self._hooks.check_stop)
         try:
             return self._run(streams)
         finally:

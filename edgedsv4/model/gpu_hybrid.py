@@ -134,6 +134,7 @@ class HybridExperts:
         self._config = config
         self._parts = parts
         self._stager = parts.stager
+        self._check_stop: Callable[[], None] | None = None
 
     @property
     def can_be_captured(self) -> bool:
@@ -161,12 +162,22 @@ class HybridExperts:
         if self._parts.host is not None:
             self._parts.host.check()
 
+    def close(self) -> None:
+        """End what runs beside the launches; no step may be under way, and none follows."""
+        if self._parts.host is not None:
+            self._parts.host.close()
+
     # ---- one token ----
 
     def begin_token(self) -> None:
         """Before the launches of a token."""
         if self._parts.host is not None:
             self._parts.host.begin()
+
+    def end_token(self) -> None:
+        """After a token that ended well."""
+        if self._parts.host is not None:
+            self._parts.host.end_step()
 
     def token(
         self, layer: DeviceLayer, placed: PlacedLayer, buffers: StepBuffers, family: str
@@ -223,15 +234,28 @@ class HybridExperts:
 
     # ---- a chunk ----
 
-    def begin_chunk(self, layers: Sequence[DeviceLayer], tokens: int) -> None:
-        """Before the first layer of a chunk: what will be needed may start to travel."""
-        self._stager.reset()
+    def begin_chunk(
+        self,
+        layers: Sequence[DeviceLayer],
+        tokens: int,
+        check_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Before the first layer of a chunk: what will be needed may start to travel.
+
+        Args:
+            layers: of the chunk.
+            tokens: of it.
+            check_stop: called every now and then while experts are waited for; raises to stop.
+        """
+        self._stager.begin(tokens, check_stop)
+        self._check_stop = check_stop
         if self._takes_all(tokens) and not self._is_for_cpu(tokens):
             self._stager.announce([layer.placed for layer in layers if layer.placed is not None])
 
     def end_chunk(self) -> None:
         """After the last layer, or when the chunk failed."""
         self._stager.reset()
+        self._check_stop = None
 
     def chunk(
         self,
@@ -312,7 +336,7 @@ class HybridExperts:
                 return
         if copied is not None:
             copied.synchronize()
-        host.run_chunk(placed.layer)
+        host.run_chunk(placed.layer, self._check_stop)
         if is_on_card:
             out += memory.out.to(out.device, non_blocking=True)
         else:

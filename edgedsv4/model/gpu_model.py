@@ -8,7 +8,8 @@ the model, so one runs at a time, whoever asks.
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ from edgedsv4.model.model import (
     broken_rows,
     broken_streams,
 )
+from edgedsv4.model.moe import forward_with
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
@@ -120,10 +122,27 @@ class GpuModel(Model):
         hooks.check_stop()
         self.experts.check_unchanged()
         is_watched = hooks.on_topk is not None or hooks.on_experts is not None
-        with self._lock, on_device(self.numerics.device):
+        with self._one_forward(token_ids):
             if token_ids.shape[0] == 1 and not is_watched:
                 return self._one_token(token_ids, cache, logits)
             return self._chunk(token_ids, cache, logits, hooks)
+
+    @contextmanager
+    def _one_forward(self, token_ids: Tensor, *, is_draft: bool = False) -> Iterator[None]:
+        """Nobody else uses the buffers, and experts that come and go know what is asked for."""
+        stream, device = self.stream, self.numerics.device
+        with (
+            self._lock,
+            on_device(device),
+            forward_with(stream, token_ids, is_draft=is_draft),
+        ):
+            try:
+                yield
+            except BaseException:
+                if stream is not None and device.type != "cpu":
+                    # A step that is still under way uses experts, which are let go now.
+                    torch.accelerator.synchronize(device)
+                raise
 
     def _one_token(self, token_ids: Tensor, cache: GpuKvCache, logits: LogitRows) -> Forward:
         """One token."""
@@ -139,6 +158,8 @@ class GpuModel(Model):
         if is_bad:
             self._explain(buffers.streams, position, 1, buffers.logits)
         cache.commit_step()
+        if self.network.hybrid is not None:
+            self.network.hybrid.end_token()
         # The buffers belong to the next step.
         made = None if logits == "none" else buffers.logits.clone()
         return Forward(made, buffers.streams.clone(), best)
@@ -172,7 +193,7 @@ class GpuModel(Model):
             raise ShapeError(f"streams are {list(streams.shape)} for {next_ids.shape[0]} tokens")
         if not isinstance(cache, GpuKvCache):
             raise ConfigError("the timeline was made by another model")
-        with self._lock, on_device(self.numerics.device):
+        with self._one_forward(next_ids, is_draft=True):
             ids = next_ids.to(self.numerics.device)
             layers: tuple[DeviceLayer, ...] = (draft.layer,)
             chunk = Chunk(self._setting, layers, cache, ids, hooks or _NO_HOOKS)

@@ -3,20 +3,32 @@
 Python makes the records once; what is computed for a token is one call of C (`dk_host_experts`)
 per layer, which needs no Python. So a GPU's stream can make it by itself, in the middle of a
 captured step. What goes to the CPU and back goes through page-locked memory at fixed addresses.
+
+Experts that come and go (a `WatchedStream`): the records are a table of those in memory, and a call
+that finds all it needs there asks nobody. Else it waits at a desk, whose thread computes what is
+there, then each expert as it arrives. Sums have the same bits either way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from edgedsv4.errors import CancelledError, ConfigError, ExpertReadError, NumericError
+from edgedsv4.errors import (
+    CancelledError,
+    ConfigError,
+    ExpertReadError,
+    NumericError,
+)
 from edgedsv4.kernels.native.library import fill_matrix, library, new_run, pointer
+from edgedsv4.model.expert_desk import ExpertDesk
+from edgedsv4.model.moe import WatchedStream, stream_of
 from edgedsv4.model.native_model import DK_SMALL_TOKENS
+from edgedsv4.model.native_network import DescribedExperts
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
@@ -53,6 +65,8 @@ class HostCounts:
     """Layers of steps and chunks."""
     experts: int
     """Pairs of a token and an expert."""
+    left: int
+    """Pairs that were left to the card."""
     seconds: float
     """Spent in them."""
 
@@ -114,6 +128,10 @@ class HostExperts:
         lib, ffi = library()
         self._config = config
         self._source = source
+        self._stream = stream_of(source)
+        self._described = DescribedExperts()
+        self._passing = ffi.new("dk_matrix[]", 3 * config.num_experts)
+        self._error: BaseException | None = None
         self._places = tuple(places)
         self._setting = setting
         self._run = new_run(setting.threads, is_pinned=setting.is_pinned)
@@ -134,10 +152,26 @@ class HostExperts:
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._step_scratch = self._aligned(lib.dk_host_experts_bytes(self._layers, 1))
         self._jobs = ffi.new("dk_host_job[]", len(limits) + 1)
+        self._found = torch.full((len(limits), k), -1, dtype=torch.int32)
         for layer in range(len(limits)):
             self._fill_job(self._jobs[layer], layer)
             self._set_step(self._jobs[layer])
         self._chunk: ChunkMemory | None = None
+        self._desk: ExpertDesk | None = None
+        if isinstance(source, WatchedStream):
+            source.watch(self)
+            self._open_desk()
+
+    def _open_desk(self) -> None:
+        self._desk = ExpertDesk(self._serve)
+        for layer, found in enumerate(self._found):
+            self._jobs[layer].desk = self._desk.cdata
+            self._jobs[layer].found = pointer(found)
+
+    def close(self) -> None:
+        """End the thread that brings experts, once no step is under way."""
+        if self._desk is not None:
+            self._desk.close()
 
     @property
     def function(self) -> int:
@@ -152,8 +186,8 @@ class HostExperts:
 
     @property
     def is_free_running(self) -> bool:
-        """Whether C needs nothing from Python between two layers."""
-        return self._source.is_resident
+        """Whether no layer of a step needs the thread that launches it."""
+        return self._source.is_resident or self._desk is not None
 
     def own(self, layer: int) -> list[int]:
         """Experts of a layer that are computed here, ascending."""
@@ -172,8 +206,19 @@ class HostExperts:
             ExpertReadError: weights cannot be read.
         """
         lib, _ = library()
+        if self._stream is not None:
+            self._in_parts(self._jobs + layer, layer, self.step.ids, _go_on)
+            return
         self._fetch(layer, self.step.ids)
         lib.dk_host_experts(self._jobs + layer)
+
+    def end_step(self) -> None:
+        """After a step that ended well: tell the source what was used without asking."""
+        if self._desk is None or not isinstance(self._source, WatchedStream):
+            return
+        pairs = enumerate(self._found.tolist())
+        uses = [(layer, own) for layer, ids in pairs if (own := [e for e in ids if e >= 0])]
+        self._source.note_used(uses)
 
     def chunk(self, tokens: int) -> ChunkMemory:
         """Memory of a chunk of so many tokens, the same one as long as they are as many."""
@@ -187,8 +232,12 @@ class HostExperts:
             self._scratch = self._aligned(lib.dk_host_experts_bytes(self._layers, tokens))
         return self._chunk
 
-    def run_chunk(self, layer: int) -> None:
+    def run_chunk(self, layer: int, check_stop: Callable[[], None] | None = None) -> None:
         """Compute a layer of the chunk whose memory is filled, in the calling thread.
+
+        Args:
+            layer: of the experts.
+            check_stop: called every now and then while experts are waited for; raises to stop.
 
         Raises:
             ExpertReadError: weights cannot be read.
@@ -198,15 +247,18 @@ class HostExperts:
         memory = self._chunk
         if memory is None:
             raise ConfigError("no chunk was begun")
-        self._fetch(layer, memory.ids)
-        job = self._jobs[len(self._places)]
+        job = self._jobs + len(self._places)
         self._fill_job(job, layer)
         job.tokens = memory.tokens
         job.x, job.ids = pointer(memory.x), pointer(memory.ids)
         job.weights, job.out = pointer(memory.weights), pointer(memory.out)
         job.scratch = ffi.cast("void *", self._scratch.data_ptr())
         self._run.cdata.is_small = memory.tokens <= DK_SMALL_TOKENS
-        lib.dk_host_experts(self._jobs + len(self._places))
+        if self._stream is not None:
+            self._in_parts(job, layer, memory.ids, check_stop or _go_on)
+        else:
+            self._fetch(layer, memory.ids)
+            lib.dk_host_experts(job)
         self.check()
 
     def check(self) -> None:
@@ -228,6 +280,9 @@ class HostExperts:
         if first is None:
             return
         self._run.cdata.stop = 0
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
         what, failed, expert = first
         if failed == _NO_EXPERT:
             raise NumericError(f"{what} chose expert {expert} of {self._config.num_experts}")
@@ -241,8 +296,73 @@ class HostExperts:
         return HostCounts(
             calls=sum(job.calls for job in jobs),
             experts=sum(job.computed for job in jobs),
+            left=sum(job.left for job in jobs),
             seconds=sum(job.ns for job in jobs) / 1e9,
         )
+
+    # ---- a table of the experts in memory, see `ExpertTable` ----
+
+    def put(self, layer: int, expert_id: int, expert: ExpertWeights) -> None:
+        """The CPU may use an expert."""
+        self._described.copy_to(self._records[layer] + 3 * expert_id, expert)
+
+    def drop(self, layer: int, expert_id: int) -> None:
+        """It may no more."""
+        _, ffi = library()
+        for place in range(3):
+            self._records[layer][3 * expert_id + place].data = ffi.NULL
+
+    def clear(self) -> None:
+        """It may use none."""
+        _, ffi = library()
+        for records in self._records:
+            ffi.memmove(records, bytes(ffi.sizeof(records)), ffi.sizeof(records))
+
+    # ---- experts that arrive ----
+
+    def _serve(self, job: Any) -> None:
+        """Do the job of an order; for the thread of the desk."""
+        lib, _ = library()
+        layer = job - self._jobs
+        try:
+            self._in_parts(job, layer, self.step.ids, _go_on)
+        except BaseException as error:  # whatever it is, the stream must go on
+            self._error = self._error or error
+            lib.dk_host_refuse(job, -1)
+        finally:
+            if isinstance(self._source, WatchedStream):
+                self._source.let_go()
+
+    def _in_parts(
+        self, job: Any, layer: int, ids: Tensor, check_stop: Callable[[], None]
+    ) -> None:
+        """Do a job, its experts batch by batch; a failure of the kernels is in its flag.
+
+        Raises:
+            ExpertReadError: weights cannot be read.
+        """
+        lib, ffi = library()
+        if self._stream is None:
+            raise ConfigError("the experts do not arrive, they are there")
+        if lib.dk_host_begin(job):
+            return
+        used = self._used(layer, ids)
+        for batch in self._stream.stream(layer, used, len(ids), check_stop) if used else ():
+            if not batch:
+                continue
+            chosen = ffi.new("uint8_t[]", self._config.num_experts)
+            for expert_id, expert in batch:
+                self._described.copy_to(self._passing + 3 * expert_id, expert)
+                chosen[expert_id] = 1
+            if lib.dk_host_part(job, self._passing, chosen):
+                return
+        lib.dk_host_sum(job)
+
+    def _used(self, layer: int, ids: Tensor) -> list[int]:
+        """Those of the chosen experts that the CPU computes, ascending."""
+        places = self._places[layer]
+        used = sorted(set(ids.flatten().tolist()))
+        return [e for e in used if places is None or int(places[e]) < 0]
 
     # ---- records ----
 
@@ -272,9 +392,7 @@ class HostExperts:
         """Of a source whose experts move about, bring those that the CPU is to compute."""
         if self._source.is_resident:
             return
-        places = self._places[layer]
-        used = sorted(set(ids.flatten().tolist()))
-        used = [e for e in used if places is None or int(places[e]) < 0]
+        used = self._used(layer, ids)
         # Also those of other layers: the next fetch may take their place.
         self._kept.clear()
         if used:
@@ -297,3 +415,7 @@ class HostExperts:
     def _aligned(nbytes: int) -> Tensor:
         memory = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
         return memory[-memory.data_ptr() % _ALIGNMENT :]
+
+
+def _go_on() -> None:
+    """Nobody stops."""

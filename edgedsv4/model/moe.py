@@ -83,6 +83,37 @@ class ExpertStream(ExpertSource, Protocol):
         """
 
 
+class ExpertTable(Protocol):
+    """Somebody who knows which experts are in memory, without asking."""
+
+    def put(self, layer: int, expert_id: int, expert: ExpertWeights) -> None:
+        """An expert is there until it is dropped."""
+
+    def drop(self, layer: int, expert_id: int) -> None:
+        """An expert goes: nobody may use it any more."""
+
+    def clear(self) -> None:
+        """All experts go."""
+
+
+@runtime_checkable
+class WatchedStream(ExpertStream, Protocol):
+    """A stream that tells what it has, so that experts in memory are used without asking for them.
+
+    One forward at a time may do so. What is in memory goes only while somebody asks for experts, or
+    a forward begins or ends.
+    """
+
+    def watch(self, table: ExpertTable) -> None:
+        """Keep a table up to date from now on."""
+
+    def note_used(self, uses: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Say which experts (layer, ids) were used without being asked for."""
+
+    def let_go(self) -> None:
+        """Nothing that was handed to this thread is used any more; its forward may go on."""
+
+
 def stream_of(experts: ExpertSource) -> ExpertStream | None:
     """The source as one that streams; None if it does not."""
     return experts if isinstance(experts, ExpertStream) else None

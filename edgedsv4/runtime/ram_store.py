@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -117,7 +117,7 @@ class ExpertStore:
         self._experts = experts
         self._files = files
         self._filler = SlotFiller(experts, files, self.bank, self.reader, options.verification)
-        self._books = SlotBooks(range(self.bank.slots), options.slots, options.policy())
+        self._books = self._new_books(range(self.bank.slots), options.slots)
         self._lock = threading.Lock()
         self._local = threading.local()
         self._asks: set[_Ask] = set()
@@ -389,6 +389,8 @@ class ExpertStore:
             asks = [ask for ask in self._asks if key in ask.claims]
             if result.is_good:
                 self._books.publish(key)
+                if not result.reading.is_staged:
+                    self._came(key, result.reading.slot)
                 for ask in asks:
                     ask.arrived.append(key)
                 continue
@@ -457,6 +459,15 @@ class ExpertStore:
             room -= self._prefetch([key], 1, lambda _layer, _expert: True)
             ask.ahead += 1
 
+    def _new_books(self, slots: Iterable[int], cached: int) -> SlotBooks:
+        return SlotBooks(slots, cached, self.options.policy())
+
+    def _came(self, key: Key, slot: int) -> None:
+        """An expert stays in a slot of the cache from now on; see `WatchedStore`."""
+
+    def _all_gone(self) -> None:
+        """Nobody may rely on what the cache held."""
+
     # ---- after an interrupt ----
 
     def _begin_change(self) -> bool:
@@ -468,6 +479,7 @@ class ExpertStore:
 
     def _start_anew(self) -> bool:
         """Empty books, after somebody was interrupted while changing them."""
+        self._all_gone()
         own: _Ask | None = getattr(self._local, "ask", None)
         others = [ask for ask in self._asks if ask is not own]
         used = {slot for ask in others for slot in (*ask.held.values(), *ask.orphans)}
@@ -477,7 +489,7 @@ class ExpertStore:
         self._filler.clear()
         self._counts["prefetch_wasted"] += self._books.prefetch_wasted
         cached = min(self.options.slots, len(free))
-        self._books = SlotBooks(free, cached, self.options.policy())
+        self._books = self._new_books(free, cached)
         for ask in others:
             ask.orphans += ask.held.values()
         for ask in {*self._asks, *([] if own is None else [own])}:

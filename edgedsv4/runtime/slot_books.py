@@ -43,9 +43,16 @@ class SlotBooks:
         slots: physical slots by number: those of the cache first, then those for staging.
         cached: how many of them the cache gets, at least one.
         policy: of the cache.
+        on_gone: told of every expert that leaves the cache, before its slot is used again.
     """
 
-    def __init__(self, slots: Iterable[int], cached: int, policy: CachePolicy) -> None:
+    def __init__(
+        self,
+        slots: Iterable[int],
+        cached: int,
+        policy: CachePolicy,
+        on_gone: Callable[[Key], None] | None = None,
+    ) -> None:
         places = list(slots)
         self.cache = ExpertCache(cached, policy)
         self.readings: dict[Key, Reading] = {}
@@ -58,11 +65,16 @@ class SlotBooks:
         self._staged: dict[Key, int] = {}
         self._claims: dict[Key, int] = {}
         self._owners: dict[int, Key] = {}
+        self._on_gone = on_gone
 
     @property
     def free_staging(self) -> int:
         """Staging slots that hold nothing."""
         return len(self._free_staging)
+
+    def cached(self) -> list[tuple[Key, int]]:
+        """Published experts of the cache, each with its physical slot."""
+        return [(key, slot) for slot, key in self._owners.items()]
 
     def find(self, key: Key) -> int | None:
         """Physical slot of a published expert."""
@@ -160,6 +172,8 @@ class SlotBooks:
     def _forget_owner(self, slot: int) -> None:
         key = self._owners.pop(slot, None)
         if key is not None:
+            if self._on_gone is not None:
+                self._on_gone(key)
             self._count_waste(key)
 
     def _count_waste(self, key: Key) -> None:

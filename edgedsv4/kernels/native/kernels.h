@@ -258,6 +258,10 @@ int dk_expert_sum(dk_run *run, float *out, const float *weights, const dk_expert
 
 /* ---- experts beside a GPU (host_experts.c) ---- */
 
+/* Where a job waits for experts that are not in memory (host_desk.c). A thread that can get them takes the
+ * order, does the job in parts (dk_host_part, dk_host_sum), and says that it is done. One order at a time. */
+typedef struct dk_desk dk_desk;
+
 /* The part of a layer's routed experts that the CPU computes while a GPU does the rest. The GPU's runtime
  * calls dk_host_experts from a thread of its own, between a copy of x, ids and weights to `memory` and a
  * copy of `out` back; what it reads and writes must stay where it is as long as anything may call it. */
@@ -270,12 +274,17 @@ typedef struct {
     const float *weights;  /* [tokens, k] */
     float *out;            /* [tokens, hidden], the sum over the slots that are not the GPU's */
     void *scratch;         /* dk_host_experts_bytes, aligned to 64 */
+    dk_desk *desk;         /* asked for experts without a record; NULL: they are a failure */
+    int32_t *found;        /* [tokens, k] or NULL: after a job that asked nobody, the ids that it computed, -1
+                              for the others; all -1 after one that did */
     int64_t tokens;
+    int64_t row;           /* of a job that is done in parts */
     int32_t failed;        /* set, and never taken back, by a job whose out is all NaN: 1 an id is out of
                               range, 2 an expert has no record, 3 the run was stopped */
     int32_t failed_id;     /* which expert */
     int64_t calls;         /* jobs so far, */
-    int64_t computed;      /* and experts that they used */
+    int64_t computed;      /* experts that they used, */
+    int64_t left;          /* and those that were left to the GPU */
     int64_t ns;            /* time in them */
 } dk_host_job;
 
@@ -283,6 +292,25 @@ typedef struct {
 int64_t dk_host_experts_bytes(const dk_experts *experts, int64_t tokens);
 /* Do a job (a dk_host_job). Never fails but by its flag, so that a stream that waits for it goes on. */
 void dk_host_experts(void *job);
+/* The same in parts, by a thread that brings the experts: dk_host_begin, then a part for each division of the
+ * job's experts, with their records in matrices [experts * 3] and a nonzero chosen [experts], then the sum.
+ * Nonzero after a failure, which is in the flag. */
+int dk_host_begin(dk_host_job *job);
+int dk_host_part(dk_host_job *job, const dk_matrix *matrices, const uint8_t *chosen);
+int dk_host_sum(dk_host_job *job);
+/* Show in the flag and in out that the experts cannot be had. */
+void dk_host_refuse(dk_host_job *job, int32_t id);
+
+dk_desk *dk_desk_new(void); /* NULL without memory */
+/* Nobody waits there any more, and nobody will. */
+void dk_desk_free(dk_desk *desk);
+/* The next order, as soon as there is one; NULL after `ms`, or when the desk is closed. */
+dk_host_job *dk_desk_next(dk_desk *desk, int64_t ms);
+/* The order that was taken is done, or refused. */
+void dk_desk_done(dk_desk *desk);
+/* From now on every order is refused. */
+void dk_desk_close(dk_desk *desk);
+int dk_desk_is_closed(dk_desk *desk);
 /* Copy sizes[i] bytes from sources[i] to targets[i], shared out among the threads. */
 int dk_copy_many(dk_run *run, void *const *targets, const void *const *sources, const int64_t *sizes,
                  int64_t count);
