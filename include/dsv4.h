@@ -559,7 +559,7 @@ typedef struct dsv4_result {
     double prefill_seconds;
     double decode_seconds;
     /* Routed experts that the engine reads from a drive itself; 0 where all are in memory. */
-    int64_t expert_hits;         /* found in memory */
+    int64_t expert_hits;         /* found in memory, a card's or main */
     int64_t expert_misses;       /* read ahead for this, or waited for */
     int64_t expert_bytes_read;
     double expert_stall_seconds; /* in which nothing could be computed for want of an expert */

@@ -245,8 +245,8 @@ class _Outcome:
     def take_experts(self, experts: ExpertStats) -> None:
         """Where experts came from."""
         struct = self.struct
-        struct.expert_hits = experts.ram_hits
-        struct.expert_misses = experts.asked - experts.ram_hits
+        struct.expert_hits = experts.card_hits + experts.ram_hits
+        struct.expert_misses = experts.asked - struct.expert_hits
         struct.expert_bytes_read = experts.read_bytes
         struct.expert_stall_seconds = experts.stall_seconds
 

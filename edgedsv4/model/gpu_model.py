@@ -93,6 +93,11 @@ class GpuModel(Model):
         self._buffers = StepBuffers(config, network, numerics.device)
         self._lock = threading.Lock()
 
+    def close(self) -> None:
+        """See `Model.close`."""
+        if self.network.hybrid is not None:
+            self.network.hybrid.close()
+
     def new_cache(self, capacity: int) -> GpuKvCache:
         """State of a new timeline of at most `capacity` tokens."""
         return GpuKvCache(self.config, self.plans, capacity=capacity, numerics=self.numerics)

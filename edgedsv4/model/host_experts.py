@@ -66,7 +66,9 @@ class HostCounts:
     experts: int
     """Pairs of a token and an expert."""
     left: int
-    """Pairs that were left to the card."""
+    """Experts that were left to the card, in steps."""
+    computed: int
+    """Experts that steps computed."""
     seconds: float
     """Spent in them."""
 
@@ -296,7 +298,8 @@ class HostExperts:
         return HostCounts(
             calls=sum(job.calls for job in jobs),
             experts=sum(job.computed for job in jobs),
-            left=sum(job.left for job in jobs),
+            left=sum(job.left for job in jobs[:-1]),
+            computed=sum(job.computed for job in jobs[:-1]),
             seconds=sum(job.ns for job in jobs) / 1e9,
         )
 
@@ -326,16 +329,14 @@ class HostExperts:
         layer = job - self._jobs
         try:
             self._in_parts(job, layer, self.step.ids, _go_on)
-        except BaseException as error:  # whatever it is, the stream must go on
+        except Exception as error:  # noqa: BLE001 - whatever it is, the stream must go on
             self._error = self._error or error
             lib.dk_host_refuse(job, -1)
         finally:
             if isinstance(self._source, WatchedStream):
                 self._source.let_go()
 
-    def _in_parts(
-        self, job: Any, layer: int, ids: Tensor, check_stop: Callable[[], None]
-    ) -> None:
+    def _in_parts(self, job: Any, layer: int, ids: Tensor, check_stop: Callable[[], None]) -> None:
         """Do a job, its experts batch by batch; a failure of the kernels is in its flag.
 
         Raises:

@@ -67,6 +67,9 @@ class Model:
         self.plans = layer_plans(config)
         self._frequencies: dict[RopePlan, Tensor] = {}
 
+    def close(self) -> None:
+        """End what runs beside forwards; none may be under way, and none follows."""
+
     def new_cache(self, capacity: int) -> KvCache:
         """State of a new timeline of at most `capacity` tokens."""
         return self._cache(self.plans, capacity)

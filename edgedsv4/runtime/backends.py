@@ -8,9 +8,10 @@ is an error, never replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 
@@ -38,6 +39,7 @@ from edgedsv4.runtime.gpu_devices import gpu_of
 from edgedsv4.runtime.host import physical_cores
 from edgedsv4.runtime.hybrid import with_hybrid
 from edgedsv4.runtime.ram_store import ExpertStore, StoreOptions
+from edgedsv4.runtime.watched_store import WatchedStore
 
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions, ModelConfig
@@ -189,25 +191,10 @@ def load_model(
     weights, experts = load_weights(bound)
     numerics = numerics_of(options, device)
     if choice.name == "triton":
-        files, card = MappedExperts(experts, torch.device("cpu")), choice.card
-        placement = None if card is None else card.experts.placement
-        loader = NetworkLoader(bound.config, device, FALLBACK, experts.stacks, placement)
-        network = loader.load(weights, experts, on_progress, has_draft=options.draft > 0)
-        if card is not None:
-            setting = HostSetting(
-                threads=options.expert_threads or physical_cores(),
-                has_int8=options.profile == "default",
-                is_pinned=options.pin_threads,
-                is_locked=device.type == "cuda",
-            )
-            network = with_hybrid(
-                network, bound.config, files, mode=card.mode, setting=setting, device=device
-            )
-        family = gpu_of(device).family
-        return GpuModel(bound.config, weights, files, numerics, network=network, family=family)
+        return _load_on_gpu(bound, options, device, choice, (weights, experts), on_progress)
     source: MappedExperts | ExpertStore = MappedExperts(experts, device)
     if choice.store is not None:
-        source = open_store(bound.config, weights, experts, options, choice.store)
+        source = open_store(bound.config, weights, experts, options, choice.store, ExpertStore)
     if choice.name == "native":
         is_pinned = options.pin_threads
         return NativeModel(
@@ -216,13 +203,52 @@ def load_model(
     return Model(bound.config, place_weights(weights, device), source, numerics)
 
 
+def _load_on_gpu(
+    bound: BoundWeights,
+    options: EngineOptions,
+    device: torch.device,
+    choice: BackendChoice,
+    opened: tuple[ModelWeights, RoutedExperts],
+    on_progress: Callable[[int, int], None] | None,
+) -> GpuModel:
+    """The model on a card, with whoever serves the experts that do not live there."""
+    (weights, experts), card, config = opened, choice.card, bound.config
+    mapped = MappedExperts(experts, torch.device("cpu"))
+    placement = None if card is None else card.experts.placement
+    loader = NetworkLoader(config, device, FALLBACK, experts.stacks, placement)
+    network = loader.load(weights, mapped, on_progress, has_draft=options.draft > 0)
+    source: MappedExperts | WatchedStore = mapped
+    with ExitStack() as stack:
+        if card is not None:
+            if choice.store is not None:
+                source = open_store(config, weights, experts, options, choice.store, WatchedStore)
+                stack.callback(source.close)
+            setting = HostSetting(
+                threads=options.expert_threads or physical_cores(),
+                has_int8=options.profile == "default",
+                is_pinned=options.pin_threads,
+                is_locked=device.type == "cuda",
+            )
+            network = with_hybrid(
+                network, config, source, mode=card.mode, setting=setting, device=device
+            )
+        numerics, family = numerics_of(options, device), gpu_of(device).family
+        model = GpuModel(config, weights, source, numerics, network=network, family=family)
+        stack.pop_all()
+    return model
+
+
+_Store = TypeVar("_Store", bound=ExpertStore)
+
+
 def open_store(
     config: ModelConfig,
     weights: ModelWeights,
     experts: RoutedExperts,
     options: EngineOptions,
     plan: StorePlan,
-) -> ExpertStore:
+    kind: type[_Store],
+) -> _Store:
     """Make the store of a model's experts; whoever closes the model closes it.
 
     Raises:
@@ -246,7 +272,7 @@ def open_store(
     )
     files = ExpertFiles(experts, options.io)
     try:
-        return ExpertStore(experts, files, chosen)
+        return kind(experts, files, chosen)
     except BaseException:
         files.close()
         raise

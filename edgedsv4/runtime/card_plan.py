@@ -36,6 +36,11 @@ class CardPlan:
     """With the chunk that was chosen."""
     weights: dict[str, int]
     """Bytes on the card by item of the memory plan."""
+    elsewhere: int
+    """Experts that may be asked for in main memory: those that are not on the card, and with `on`
+    all of them."""
+    elsewhere_bytes: int
+    """Of those, as they are stored."""
     notes: tuple[str, ...]
 
 
@@ -95,11 +100,16 @@ def plan_card(
     room = budget - needed_bytes(config, dense, chosen)
     experts = place_experts(layers, config.num_experts, room, least_staged=least, counts=counts)
     split = {**dense, EXPERTS: experts.resident_bytes, STAGING: experts.staging_bytes}
+    there = experts.placement.resident if mode != "on" else ((),) * len(layers)
+    absent = [config.num_experts - len(ids) for ids in there]
+    stored = (count * layer.stored_bytes for count, layer in zip(absent, layers, strict=True))
     return CardPlan(
         mode=mode,
         experts=experts,
         options=chosen,
         weights=split,
+        elsewhere=sum(absent),
+        elsewhere_bytes=sum(stored),
         notes=(*notes, _note(mode, experts)),
     )
 

@@ -146,11 +146,19 @@ def memory_budget(device: torch.device, options: EngineOptions) -> int:
     return device_budget(device, options.vram_bytes)
 
 
-def unused_budget(device: torch.device, options: EngineOptions) -> str | None:
-    """What to tell a user whose memory budget bounds nothing on this device."""
+def unused_budget(
+    device: torch.device, options: EngineOptions, *, has_card_plan: bool = False
+) -> str | None:
+    """What to tell a user whose memory budget bounds nothing on this device.
+
+    Args:
+        device: where the model is computed.
+        options: as asked for.
+        has_card_plan: whether experts that are not on a card take main memory.
+    """
     if device.type == "cpu" and options.vram_bytes is not None:
         return "vram_bytes has no effect: everything is computed on the CPU, ram_bytes bounds that"
-    if device.type != "cpu" and options.ram_bytes is not None:
+    if device.type != "cpu" and options.ram_bytes is not None and not has_card_plan:
         return f"ram_bytes has no effect: the model is computed on {device}, vram_bytes bounds that"
     return None
 

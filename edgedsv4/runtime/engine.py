@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -23,6 +23,7 @@ import torch
 from edgedsv4.config import EngineOptions
 from edgedsv4.errors import BusyError, ConfigError, Dsv4Error
 from edgedsv4.formats.sigbus import install_guard
+from edgedsv4.model.gpu_model import GpuModel
 from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime.backends import BackendChoice, check_backend, load_model
 from edgedsv4.runtime.device import engine_device, resident_bytes
@@ -41,6 +42,8 @@ from edgedsv4.runtime.session import Session
 from edgedsv4.runtime.session_parts import SessionParts
 from edgedsv4.runtime.shipped_models import open_model
 from edgedsv4.runtime.snapshot import session_owner
+from edgedsv4.runtime.stats import ExpertStats
+from edgedsv4.runtime.store_plan import BANK
 from edgedsv4.runtime.token_bytes import TokenBytes, cache_read_bytes
 from edgedsv4.runtime.verify import verify_weights
 from edgedsv4.text.prompt import render_prompt
@@ -54,7 +57,6 @@ if TYPE_CHECKING:
     from edgedsv4.formats.snapshot_header import SnapshotModel
     from edgedsv4.model.hooks import SelectionHook
     from edgedsv4.model.model import Model
-    from edgedsv4.runtime.stats import ExpertStats
     from edgedsv4.runtime.timeline import Progress
     from edgedsv4.text.messages import Message, Prompt
     from edgedsv4.text.prompt import PromptOptions
@@ -143,6 +145,7 @@ class Engine:
                 network = load_model(bound, options, device, choice, threads, on_progress=copying)
             if isinstance(network.experts, ExpertStore):
                 stack.callback(network.experts.close)
+            stack.callback(network.close)  # first, since it uses the experts
             report("open model", 3, 4)
             tokenizer = tokenizer_of(checkpoint)
             report("open model", 4, 4)
@@ -308,8 +311,9 @@ class Engine:
         usages = [usage for session in sessions if (usage := session.usage()) is not None]
         store = opened.choice.store
         bank = 0 if store is None else store.nbytes
+        here = bank if BANK in opened.weights else 0  # beside a card it is in other memory
         return {
-            "mapped_weights": sum(opened.weights.values()) - opened.weights.get(EXPERTS, 0) - bank,
+            "mapped_weights": sum(opened.weights.values()) - opened.weights.get(EXPERTS, 0) - here,
             "mapped_experts": opened.weights.get(EXPERTS, 0) if store is None else 0,
             "expert_bank": bank,
             "resident_weights": resident_bytes(opened.model.weights),
@@ -427,16 +431,29 @@ class Engine:
 
 
 def _expert_stats(model: Model) -> ExpertStats | None:
-    return model.experts.stats() if isinstance(model.experts, ExpertStore) else None
+    """Where experts came from; None where all are used in the mapped file, or on a card."""
+    stats = model.experts.stats() if isinstance(model.experts, ExpertStore) else None
+    hybrid = model.network.hybrid if isinstance(model, GpuModel) else None
+    if hybrid is None or hybrid.host is None:
+        return stats
+    counts = hybrid.host.counts()
+    if stats is None:
+        return ExpertStats(card_hits=counts.left, ram_hits=counts.computed)
+    return replace(stats, card_hits=counts.left)
 
 
 def _experts_facts(opened: _Opened) -> dict[str, object]:
     """Where routed experts are used, as JSON types."""
-    source, plan = opened.model.experts, opened.choice.store
+    source, plan, card = opened.model.experts, opened.choice.store, opened.choice.card
+    facts: dict[str, object] = {}
+    if card is not None:
+        facts = {"on_card": card.experts.resident, "experts": card.experts.total}
     if not isinstance(source, ExpertStore) or plan is None:
-        return {"place": "device" if opened.choice.name == "triton" else "mapped"}
+        is_card = opened.choice.name == "triton" and card is None
+        return {"place": "device" if is_card else "mapped", **facts}
     stats = source.stats()
     return {
+        **facts,
         "place": "stored",
         "slots": plan.slots,
         "staging_slots": plan.staging,

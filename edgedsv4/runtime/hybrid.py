@@ -18,6 +18,7 @@ from edgedsv4.model.gpu_hybrid import (
 )
 from edgedsv4.model.host_experts import HostExperts, HostSetting
 from edgedsv4.model.layer_plan import draft_plan, layer_plans
+from edgedsv4.model.moe import ExpertStream
 from edgedsv4.runtime.expert_rates import measure_rates
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def with_hybrid(
     Args:
         network: its layers are placed.
         config: shape of the model.
-        source: of the experts, in host memory.
+        source: of the experts, in host memory or a stream of them.
         mode: what the CPU computes.
         setting: threads and precision.
         device: the card.
@@ -64,6 +65,8 @@ def with_hybrid(
         (expert,) = source.fetch(0, (0,))
         stored = sum(matrix.data.nbytes for matrix in (expert.w1, expert.w3, expert.w2))
         prefers_cpu = cache(partial(rates.prefers_cpu, config, stored))
+        if isinstance(source, ExpertStream):
+            source.end_forward(0)
     parts = HybridParts(
         mode=mode, stager=stager, host=host, token_host=token_host, prefers_cpu=prefers_cpu
     )

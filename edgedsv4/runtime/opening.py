@@ -31,12 +31,22 @@ from edgedsv4.runtime.memory_plan import (
 )
 from edgedsv4.runtime.shipped_models import SHIPPED_MODELS
 from edgedsv4.runtime.slot_filler import SAMPLE, Verification
-from edgedsv4.runtime.store_plan import BANK, STAGING, plan_store, store_obstacle
+from edgedsv4.runtime.store_plan import (
+    BANK,
+    STAGING,
+    plan_card_store,
+    plan_store,
+    store_obstacle,
+)
+from edgedsv4.runtime.tier_plan import HOST_BYTES
 from edgedsv4.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from edgedsv4.formats.checkpoint import Checkpoint
+    from edgedsv4.formats.expert_frequency import ExpertFrequency
     from edgedsv4.model.bound_weights import BoundWeights
+    from edgedsv4.runtime.card_plan import CardPlan
+    from edgedsv4.runtime.store_plan import StorePlan
 
 
 logger = logging.getLogger(__name__)
@@ -116,15 +126,15 @@ def _place_on(
 ) -> Placement:
     choice = choose_backend(bound, options, device)
     is_on_gpu = choice.name == "triton"
-    if options.expert_place == "stored" and device.type != "cpu":
+    if options.expert_place == "stored" and device.type != "cpu" and not is_on_gpu:
         raise BackendUnavailableError(
-            f"expert_place 'stored' needs the model to be computed on the CPU, not on {device};"
-            " leave it out, or choose device cpu"
+            f"expert_place 'stored' needs the model to be computed by the CPU or by Triton kernels,"
+            f" not by torch on {device}; leave it out, or choose another backend"
         )
     weights = device_weight_items(bound) if is_on_gpu else weight_bytes(bound)
     budget = memory_budget(device, options)
     if is_on_gpu:
-        card = plan_card(bound, weights, options, budget)
+        card = plan_card(bound, weights, options, budget, card_counts(checkpoint, bound, options))
         if card is None:
             options = with_gpu_chunk(checkpoint.config, weights, options, budget)
         else:
@@ -139,7 +149,57 @@ def _place_on(
         plan=plan,
         notes=choice.notes,
     )
+    if found.choice.card is not None:
+        return _with_card_store(found, found.choice.card, checkpoint, bound)
     return found if is_on_gpu or device.type != "cpu" else _with_store(found, checkpoint, bound)
+
+
+def card_counts(
+    checkpoint: Checkpoint, bound: BoundWeights, options: EngineOptions
+) -> list[list[int]] | None:
+    """How often each expert was selected, by which they get places on a card; None without a file.
+
+    Nobody counts the draft block's: each counts as the average expert does.
+
+    Raises:
+        ConfigError: a frequency file of another model.
+        FormatError: a damaged one.
+    """
+    if options.expert_freq is None:
+        return None
+    frequency, config = _frequency(checkpoint, options.expert_freq), bound.config
+    counts: list[list[int]] = frequency.counts.tolist()
+    if options.draft > 0:
+        counts.append([int(frequency.counts.mean())] * config.num_experts)
+    return counts
+
+
+def _frequency(checkpoint: Checkpoint, path: str | Path) -> ExpertFrequency:
+    frequency, config = read_expert_frequency(Path(path)), checkpoint.config
+    frequency.check_model(checkpoint.identity_sha256, config.num_layers, config.num_experts)
+    return frequency
+
+
+def _with_card_store(
+    found: Placement, card: CardPlan, checkpoint: Checkpoint, bound: BoundWeights
+) -> Placement:
+    """The placement with a store for experts beside the card, where they do not fit in memory."""
+    options = found.options
+    memory = memory_budget(torch.device("cpu"), options)
+    room = memory - HOST_BYTES - card.experts.bounce_bytes
+    if options.expert_place == "mapped" or (
+        options.expert_place == "auto" and card.elsewhere_bytes <= room
+    ):
+        return found
+    try:
+        store = plan_card_store(checkpoint.config, options, bound.experts, room, card.elsewhere)
+    except (BackendUnavailableError, CapacityError) as error:
+        if options.expert_place == "stored" or options.expert_ram_bytes is not None:
+            raise
+        why = f"experts that are not on the card do not fit in memory, and stay mapped: {error}"
+        return replace(found, notes=(*found.notes, why))
+    store = _with_knowledge(store, checkpoint, options)
+    return replace(found, choice=replace(found.choice, store=store))
 
 
 def _with_store(found: Placement, checkpoint: Checkpoint, bound: BoundWeights) -> Placement:
@@ -162,21 +222,23 @@ def _with_store(found: Placement, checkpoint: Checkpoint, bound: BoundWeights) -
     if not stored.fits:
         what = f"{checkpoint.path} with {stored.context:,} tokens and the experts of one token"
         raise too_large(what, stored)
-    if options.expert_freq is not None:
-        frequency = read_expert_frequency(Path(options.expert_freq))
-        identity = checkpoint.identity_sha256
-        frequency.check_model(identity, config.num_layers, config.num_experts)
-        store = replace(store, prior=frequency.rates())
-    if options.expert_verify != "off" and checkpoint.pack is not None:
-        share = SAMPLE if options.expert_verify == "sampled" else 1.0
-        verification = Verification(checkpoint.pack.digests, share)
-        store = replace(store, verification=verification)
+    store = _with_knowledge(store, checkpoint, options)
     return replace(
         found,
         choice=replace(found.choice, store=store),
         weights={**weights, **store.items()},
         plan=stored,
     )
+
+
+def _with_knowledge(store: StorePlan, checkpoint: Checkpoint, options: EngineOptions) -> StorePlan:
+    """The plan with what is known of the experts: how often they are used, their checksums."""
+    if options.expert_freq is not None:
+        store = replace(store, prior=_frequency(checkpoint, options.expert_freq).rates())
+    if options.expert_verify != "off" and checkpoint.pack is not None:
+        share = SAMPLE if options.expert_verify == "sampled" else 1.0
+        store = replace(store, verification=Verification(checkpoint.pack.digests, share))
+    return store
 
 
 def checked_plan(
@@ -247,7 +309,9 @@ def notes_of(
     """Everything a user should know; `found` is what the weights and the backend gave."""
     options = placement.options
     warnings = [*checkpoint.warnings, *found]
-    unused = unused_budget(placement.device, options)
+    unused = unused_budget(
+        placement.device, options, has_card_plan=placement.choice.card is not None
+    )
     if unused is not None:
         warnings.append(unused)
     unused = unused_expert_options(placement.device, placement.choice.name, options)
@@ -266,8 +330,9 @@ def notes_of(
         )
     store = placement.choice.store
     if store is not None:
+        place = "memory" if placement.choice.card is None else "main memory"
         facts.append(
-            f"{store.slots:,} of {store.total:,} routed experts stay in memory"
+            f"{store.slots:,} of {store.total:,} routed experts stay in {place}"
             f" ({store.nbytes / 1e9:.1f} GB), the others are read as they are needed"
         )
     if options.draft:
@@ -291,8 +356,12 @@ def _store_warnings(placement: Placement, checkpoint: Checkpoint) -> list[str]:
             found.append("the MTP block's experts are not in the pack and not compared")
     if store is not None:
         return found
+    if options.expert_place == "stored":
+        found.append("expert_place 'stored' has no effect: all routed experts are on the card")
     usual = EngineOptions()
-    names = ("expert_ram_bytes", "expert_freq", "io", "io_depth", "prefetch")
+    names = ["expert_ram_bytes", "expert_freq", "io", "io_depth", "prefetch"]
+    if placement.choice.card is not None:
+        names.remove("expert_freq")  # which places on the card
     idle = [name for name in names if getattr(options, name) != getattr(usual, name)]
     found += [
         f"{name} has no effect: the routed experts are not stored (see expert_place)"

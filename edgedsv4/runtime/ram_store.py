@@ -263,8 +263,6 @@ class ExpertStore:
                 check_stop()
                 self._wait(ask)
 
-    # ---- asking ----
-
     def _new_ask(self, layer: int, expert_ids: Sequence[int], tokens: int) -> _Ask:
         """What this thread asks for now; what it asked for before is let go by the first step."""
         ask: _Ask | None = getattr(self._local, "ask", None)

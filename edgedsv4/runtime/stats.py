@@ -57,13 +57,16 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertStats:
-    """Where the routed experts of forwards came from, for an engine that reads them itself.
+    """Where the routed experts of forwards came from: a store, or a card and main memory.
 
     Counts are of all sessions of the engine; an expert counts once per layer and evaluation.
     """
 
+    card_hits: int = 0
+    """Found on a card, by tokens that are evaluated alone."""
     ram_hits: int = 0
-    """Found in memory."""
+    """Found in main memory; where the file is mapped, all that the CPU computed for tokens that are
+    evaluated alone."""
     prefetch_hits: int = 0
     """Read before they were asked for, or already on their way."""
     disk_reads: int = 0
@@ -80,12 +83,12 @@ class ExpertStats:
     @property
     def asked(self) -> int:
         """Experts asked for."""
-        return self.ram_hits + self.prefetch_hits + self.disk_reads
+        return self.card_hits + self.ram_hits + self.prefetch_hits + self.disk_reads
 
     @property
     def hit_rate(self) -> float:
-        """Share of them that was found in memory; 0 when none were asked for."""
-        return self.ram_hits / self.asked if self.asked else 0.0
+        """Share of them that was found in memory, a card's or main; 0 when none were asked for."""
+        return (self.card_hits + self.ram_hits) / self.asked if self.asked else 0.0
 
     def since(self, earlier: ExpertStats) -> ExpertStats:
         """What was added to `earlier`."""

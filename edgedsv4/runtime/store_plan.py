@@ -1,13 +1,14 @@
 """How many routed experts stay in memory when not all do: arithmetic before anything is opened.
 
 The store gets what the budget has left beside everything else and a second session of the planned
-size (a saved session is loaded beside the live one).
+size (a saved session is loaded beside the live one). Beside a card there is nothing else in main
+memory but the process itself and buffers for copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from edgedsv4.errors import BackendUnavailableError, CapacityError
@@ -102,12 +103,7 @@ def plan_store(
             not as many as `expert_ram_bytes` says.
         BackendUnavailableError: the experts cannot be read by a store.
     """
-    obstacle = store_obstacle(experts)
-    if obstacle is not None:
-        raise BackendUnavailableError(f"the experts cannot be kept in a store: {obstacle}")
-    slot_bytes = padded(largest_object_bytes(experts, LARGEST_ALIGNMENT))
-    total = sum(layer.count for layer in experts)
-    least = StorePlan(config.experts_per_token, LEAST_STAGING, slot_bytes, total)
+    least = _least(config, experts)
 
     def planned(store: StorePlan, context: int | None) -> MemoryPlan:
         items = {**weights, **store.items()}
@@ -127,8 +123,56 @@ def plan_store(
     room = least.nbytes + max(0, spare)
     if options.expert_ram_bytes is not None:
         room = _asked_room(options.expert_ram_bytes, least, smallest)
-    store = _split(room // slot_bytes, least)
+    store = _split(room // least.slot_bytes, least)
     return store, planned(store, smallest.context)
+
+
+def plan_card_store(
+    config: ModelConfig,
+    options: EngineOptions,
+    experts: Sequence[BoundExperts],
+    available_bytes: int,
+    wanted: int,
+) -> StorePlan:
+    """Sizes of a store beside a card.
+
+    Args:
+        config: shape of the model.
+        options: of the engine.
+        experts: by layer.
+        available_bytes: main memory for experts.
+        wanted: experts that may be asked for, those that do not live on the card.
+
+    Raises:
+        CapacityError: it does not hold the experts of one token, or not what `expert_ram_bytes`
+            asks for, or that is less.
+        BackendUnavailableError: the experts cannot be read by a store.
+    """
+    least = _least(config, experts)
+    room, what = available_bytes, "the experts of one token in main memory"
+    asked = options.expert_ram_bytes
+    if asked is not None and asked > available_bytes:
+        raise CapacityError(
+            "the experts that expert_ram_bytes asks for do not fit into main memory",
+            needed_bytes=asked,
+            available_bytes=available_bytes,
+        )
+    if asked is not None:
+        room, what = asked, f"expert_ram_bytes must hold {least.slots + least.staging} experts"
+    if room < least.nbytes:
+        raise CapacityError(what, needed_bytes=least.nbytes, available_bytes=max(0, room))
+    found = _split(room // least.slot_bytes, replace(least, total=max(wanted, least.slots)))
+    return replace(found, total=least.total)
+
+
+def _least(config: ModelConfig, experts: Sequence[BoundExperts]) -> StorePlan:
+    """The smallest store of a model."""
+    obstacle = store_obstacle(experts)
+    if obstacle is not None:
+        raise BackendUnavailableError(f"the experts cannot be kept in a store: {obstacle}")
+    slot_bytes = padded(largest_object_bytes(experts, LARGEST_ALIGNMENT))
+    total = sum(layer.count for layer in experts)
+    return StorePlan(config.experts_per_token, LEAST_STAGING, slot_bytes, total)
 
 
 def _asked_room(asked: int, least: StorePlan, smallest: MemoryPlan) -> int:

@@ -32,7 +32,7 @@ class WatchedStore(ExpertStore):
                     self._came(key, slot)
 
     def begin_forward(self, token_ids: Sequence[int] | None) -> None:
-        """See `ExpertStore`; what an interrupt left half done is repaired before the table is used."""
+        """See `ExpertStore`; first, what an interrupt left half done is repaired."""
         with self._lock:
             if self._is_dirty and self._begin_change():
                 self._is_dirty = False

@@ -239,9 +239,9 @@ def test_frequencies_decide_what_stays_at_first(tmp_path: Path) -> None:
         Engine.open(POCKET, chosen)
 
 
-def test_store_is_refused_where_a_gpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_is_refused_where_torch_computes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "engine_device", lambda _options: torch.device("cuda"))
-    monkeypatch.setattr(opening, "choose_backend", lambda *_: BackendChoice("triton", ()))
+    monkeypatch.setattr(opening, "choose_backend", lambda *_: BackendChoice("reference", ()))
     with open_checkpoint(POCKET) as checkpoint:
         bound = bind_weights(checkpoint)
         with pytest.raises(BackendUnavailableError, match="expert_place 'stored' needs"):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from gpu_fakes import Machine, nvidia_card
 
 from edgedsv4.config import EngineOptions
-from edgedsv4.errors import BackendUnavailableError, CapacityError
+from edgedsv4.errors import BackendUnavailableError, CapacityError, ConfigError
 from edgedsv4.formats.checkpoint import Checkpoint, open_checkpoint
+from edgedsv4.formats.expert_frequency import ExpertFrequency, write_expert_frequency
 from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime import card_plan
 from edgedsv4.runtime.card_plan import GPU_CHUNKS
-from edgedsv4.runtime.opening import Placement, place
+from edgedsv4.runtime.opening import Placement, notes_of, place
 from edgedsv4.runtime.shipped_models import RANDOM_TINY, model_path
+from edgedsv4.runtime.tier_plan import HOST_BYTES
 
 MIB = 1 << 20
 
@@ -132,3 +137,92 @@ def test_without_c_kernels_experts_pass_through_the_card(
     assert found.choice.card is not None
     assert found.choice.card.mode == "off"
     assert any("which is slow: they are not built" in note for note in found.notes)
+
+
+# ---- experts that are neither on the card nor fit beside it ----
+
+
+@pytest.fixture
+def tight(checkpoint: Checkpoint, machine: Machine) -> dict[str, object]:
+    """Options that leave room for a part of the experts on the card."""
+    assert machine.free
+    chosen: dict[str, object] = {"device": "cuda", "prefill_chunk": 256, "context": 64}
+    needed = placed(checkpoint, **chosen).plan.needed_bytes
+    return {**chosen, "vram_bytes": needed - 1}
+
+
+def host_bytes(found: Placement) -> int:
+    """Main memory in which all experts fit that are not on the card."""
+    card = found.choice.card
+    assert card is not None
+    return HOST_BYTES + card.experts.bounce_bytes + card.elsewhere_bytes
+
+
+def test_what_fits_in_main_memory_stays_mapped(
+    checkpoint: Checkpoint, tight: dict[str, object]
+) -> None:
+    found = placed(checkpoint, **tight)
+    assert found.choice.store is None
+    enough = host_bytes(found)
+    assert placed(checkpoint, ram_bytes=enough, **tight).choice.store is None
+    stored = placed(checkpoint, ram_bytes=enough - 1, **tight)
+    store, card = stored.choice.store, stored.choice.card
+    assert store is not None
+    assert card is not None
+    assert store.nbytes <= card.elsewhere_bytes
+    assert store.slots < card.elsewhere
+    assert store.total == card.experts.total
+    assert stored.plan == found.plan
+
+
+@pytest.mark.parametrize("mode", ["auto", "on", "off"])
+def test_a_store_has_no_more_slots_than_experts_that_may_be_asked_for(
+    checkpoint: Checkpoint, tight: dict[str, object], mode: str
+) -> None:
+    found = placed(checkpoint, expert_place="stored", ram_bytes=1 << 40, cpu_experts=mode, **tight)
+    card, store = found.choice.card, found.choice.store
+    assert card is not None
+    assert store is not None
+    assert store.slots == card.elsewhere
+    assert card.elsewhere == card.experts.total - (0 if mode == "on" else card.experts.resident)
+
+
+def test_too_little_main_memory_is_told(checkpoint: Checkpoint, tight: dict[str, object]) -> None:
+    found = placed(checkpoint, ram_bytes=HOST_BYTES, **tight)
+    assert found.choice.store is None
+    assert any("stay mapped: the experts of one token" in note for note in found.notes)
+    with pytest.raises(CapacityError, match="one token in main memory"):
+        placed(checkpoint, ram_bytes=HOST_BYTES, expert_place="stored", **tight)
+    with pytest.raises(CapacityError, match="expert_ram_bytes must hold"):
+        placed(checkpoint, expert_ram_bytes=1, expert_place="stored", **tight)
+    with pytest.raises(CapacityError, match="expert_ram_bytes asks for"):
+        placed(checkpoint, expert_ram_bytes=1 << 45, expert_place="stored", **tight)
+
+
+def test_a_frequency_file_decides_what_lives_on_the_card(
+    checkpoint: Checkpoint, tight: dict[str, object], tmp_path: Path
+) -> None:
+    config = checkpoint.config
+    counts = np.ones((config.num_layers, config.num_experts), dtype=np.uint64)
+    counts[:, -2:] = 100
+    total = int(counts[0].sum())
+    file = tmp_path / "freq.json"
+    frequency = ExpertFrequency(
+        identity_sha256=checkpoint.identity_sha256,
+        corpus="none",
+        corpus_sha256="0" * 64,
+        tokens=total // config.experts_per_token,
+        experts_per_token=config.experts_per_token,
+        counts=counts,
+    )
+    write_expert_frequency(file, frequency)
+    found = placed(checkpoint, expert_freq=file, **tight)
+    card = found.choice.card
+    assert card is not None
+    for ids in card.experts.placement.resident[: config.num_layers]:
+        assert set(ids) >= {config.num_experts - 2, config.num_experts - 1}
+    notes = notes_of("model", checkpoint, (), found)
+    assert not any("expert_freq has no effect" in note for note in notes)
+    write_expert_frequency(file, replace(frequency, identity_sha256="1" * 64))
+    with pytest.raises(ConfigError, match="belongs to model"):
+        placed(checkpoint, expert_freq=file, **tight)

@@ -182,7 +182,7 @@ def test_a_read_that_fails_ends_the_step_with_its_reason_and_not_for_ever(
         wanted = step(mapped, None, 1)
         start = store._filler.start
 
-        def fail(reading: object) -> ExpertReadError:
+        def fail(_reading: object) -> ExpertReadError:
             return ExpertReadError(f"cannot be read: {os.strerror(errno.EIO)}")
 
         monkeypatch.setattr(store._filler, "start", fail)

@@ -1,0 +1,106 @@
+"""Experts on the card, in main memory and on a drive: the same text for every size of each."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from edgedsv4 import Engine, EngineOptions, SamplingOptions, plan_model
+from edgedsv4.formats.range_reader import HAVE_READER
+from edgedsv4.kernels._triton import HAVE_TRITON
+from edgedsv4.kernels.native.library import HAVE_NATIVE
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not (HAVE_TRITON and HAVE_NATIVE and HAVE_READER), reason="needs Triton and the C modules"
+    ),
+]
+
+POCKET = "pocket-v4"
+PROMPT = "Tell me a story about a fox and then another one about the sea."
+TOKENS = 160
+SLOT = 120 << 10
+"""Bytes of a slot."""
+
+
+def options(**changes: object) -> EngineOptions:
+    values = {"device": "cuda", "context": 512, "threads": 4, "prefill_chunk": 256, **changes}
+    return EngineOptions(**values)  # type: ignore[arg-type]
+
+
+@cache
+def budgets() -> dict[str, int | None]:
+    """Bytes of the card for none, some and all of the experts."""
+    whole = plan_model(POCKET, options())
+    experts = next(item.nbytes for item in whole.items if item.name == "routed experts")
+    return {
+        "none": whole.needed_bytes - experts + experts // 8,
+        "some": whole.needed_bytes - experts // 2,
+        "all": None,
+    }
+
+
+def text(engine: Engine) -> list[int]:
+    stops = {engine.config.eos_id: -np.inf}
+    sampling = SamplingOptions(temperature=0, max_tokens=TOKENS, logit_bias=stops)
+    with engine.new_session() as session:
+        session.sync(engine.tokenizer.encode(PROMPT))
+        return list(session.generate(sampling))
+
+
+@cache
+def mapped(mode: str, budget: str) -> tuple[int, ...]:
+    chosen = options(cpu_experts=mode, vram_bytes=budgets()[budget], expert_place="mapped")
+    with Engine.open(POCKET, chosen) as engine:
+        return tuple(text(engine))
+
+
+@pytest.fixture(params=["none", "some"])
+def budget(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.mark.parametrize("slots", [4, 20, 80])
+@pytest.mark.parametrize("mode", ["auto", "on", "off"])
+def test_text_does_not_depend_on_what_is_read_from_the_drive(
+    mode: str, budget: str, slots: int
+) -> None:
+    chosen = options(
+        cpu_experts=mode,
+        vram_bytes=budgets()[budget],
+        expert_place="stored",
+        expert_ram_bytes=slots * SLOT,
+    )
+    with Engine.open(POCKET, chosen) as engine:
+        facts = engine.describe()["experts"]
+        assert isinstance(facts, dict)
+        assert facts["place"] == "stored"
+        for _ in range(2):  # cold, then warm
+            assert tuple(text(engine)) == mapped(mode, budget)
+        with engine.new_session() as session:
+            experts = session.totals.experts
+    assert experts is not None
+    assert experts.disk_reads + experts.prefetch_hits > 0
+    if slots == 80:
+        assert experts.disk_reads + experts.prefetch_hits <= facts["experts"]  # type: ignore[operator]
+    if mode == "auto":
+        assert (experts.card_hits > 0) == (facts["on_card"] > 0)  # type: ignore[operator]
+
+
+def test_a_step_with_experts_on_a_drive_is_a_graph() -> None:
+    chosen = options(
+        vram_bytes=budgets()["some"], expert_place="stored", expert_ram_bytes=20 * SLOT
+    )
+    with Engine.open(POCKET, chosen) as engine:
+        text(engine)
+        hybrid = engine._live.model.network.hybrid  # type: ignore[attr-defined]
+        assert hybrid.can_be_captured
+
+
+def test_on_and_off_do_not_depend_on_the_card() -> None:
+    for mode in ("on", "off"):
+        assert mapped(mode, "none") == mapped(mode, "some")
