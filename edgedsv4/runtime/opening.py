@@ -198,6 +198,7 @@ def _with_card_store(
             raise
         why = f"experts that are not on the card do not fit in memory, and stay mapped: {error}"
         return replace(found, notes=(*found.notes, why))
+    store = replace(store, total=card.experts.total)
     store = _with_knowledge(store, checkpoint, options)
     return replace(found, choice=replace(found.choice, store=store))
 

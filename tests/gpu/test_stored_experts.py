@@ -7,7 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from edgedsv4 import Engine, EngineOptions, SamplingOptions, plan_model
+from edgedsv4 import Engine, EngineOptions, SamplingOptions
+from edgedsv4.errors import CapacityError
 from edgedsv4.formats.range_reader import HAVE_READER
 from edgedsv4.kernels._triton import HAVE_TRITON
 from edgedsv4.kernels.native.library import HAVE_NATIVE
@@ -22,6 +23,7 @@ pytestmark = [
 POCKET = "pocket-v4"
 PROMPT = "Tell me a story about a fox and then another one about the sea."
 TOKENS = 160
+EXPERTS = 56
 SLOT = 120 << 10
 """Bytes of a slot."""
 
@@ -32,15 +34,12 @@ def options(**changes: object) -> EngineOptions:
 
 
 @cache
-def budgets() -> dict[str, int | None]:
-    """Bytes of the card for none, some and all of the experts."""
-    whole = plan_model(POCKET, options())
-    experts = next(item.nbytes for item in whole.items if item.name == "routed experts")
-    return {
-        "none": whole.needed_bytes - experts + experts // 8,
-        "some": whole.needed_bytes - experts // 2,
-        "all": None,
-    }
+def budgets() -> dict[str, int]:
+    """Bytes of the card for none and for some of the experts."""
+    with pytest.raises(CapacityError) as caught:
+        Engine.open(POCKET, options(vram_bytes=1 << 20))
+    least = caught.value.needed_bytes
+    return {"none": least, "some": least + EXPERTS * SLOT // 2}
 
 
 def text(engine: Engine) -> list[int]:
@@ -78,7 +77,8 @@ def test_text_does_not_depend_on_what_is_read_from_the_drive(
     with Engine.open(POCKET, chosen) as engine:
         facts = engine.describe()["experts"]
         assert isinstance(facts, dict)
-        assert facts["place"] == "stored"
+        assert (facts["place"], facts["experts"]) == ("stored", EXPERTS)
+        assert (0 < facts["on_card"] < EXPERTS) == (budget == "some")
         for _ in range(2):  # cold, then warm
             assert tuple(text(engine)) == mapped(mode, budget)
         with engine.new_session() as session:
