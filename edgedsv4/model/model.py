@@ -66,6 +66,7 @@ class Model:
         self.backend: Backend = backend
         self.plans = layer_plans(config)
         self._frequencies: dict[RopePlan, Tensor] = {}
+        self._routers = tuple(layer.moe for layer in weights.layers)
 
     def new_cache(self, capacity: int) -> KvCache:
         """State of a new timeline of at most `capacity` tokens."""
@@ -103,6 +104,7 @@ class Model:
         """
         self._check_ids(token_ids, cache)
         step = self._step(token_ids, cache, hooks)
+        step.routers = self._routers
 
         def run() -> Forward:
             embedded = embed(self.weights.embed, step.token_ids, self.numerics.dtype)
