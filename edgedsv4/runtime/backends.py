@@ -241,7 +241,8 @@ def open_store(
         layers=config.num_layers,
         tables=tables,
         depth=options.io_depth,
-        has_prefetch=options.prefetch == "on",
+        prefetch=options.prefetch,
+        pairs=plan.pairs,
         verification=plan.verification,
     )
     files = ExpertFiles(experts, options.io)

@@ -446,4 +446,10 @@ def _experts_facts(opened: _Opened) -> dict[str, object]:
         "reads": source.method,
         "hit_rate": stats.hit_rate,
         "read_bytes": stats.read_bytes,
+        "prefetch": source.options.prefetch,
+        "prefetched": stats.prefetched,
+        "prefetch_hits": stats.prefetch_hits,
+        "prefetch_late": stats.prefetch_late,
+        "prefetch_wasted": stats.prefetch_wasted,
+        "guess_recall": stats.guess_recall,
     }

@@ -166,7 +166,11 @@ def _with_store(found: Placement, checkpoint: Checkpoint, bound: BoundWeights) -
         frequency = read_expert_frequency(Path(options.expert_freq))
         identity = checkpoint.identity_sha256
         frequency.check_model(identity, config.num_layers, config.num_experts)
-        store = replace(store, prior=frequency.rates())
+        if options.prefetch == "pairs" and frequency.pairs is None:
+            raise ConfigError(
+                f"prefetch 'pairs': {options.expert_freq} has none; make it with `profile --pairs`"
+            )
+        store = replace(store, prior=frequency.rates(), pairs=frequency.pairs)
     if options.expert_verify != "off" and checkpoint.pack is not None:
         share = SAMPLE if options.expert_verify == "sampled" else 1.0
         verification = Verification(checkpoint.pack.digests, share)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from edgedsv4.config import EngineOptions, ModelConfig
+    from edgedsv4.formats.next_pairs import NextPairs
     from edgedsv4.model.bound_weights import BoundExperts
     from edgedsv4.runtime.slot_filler import Verification
 
@@ -43,6 +44,8 @@ class StorePlan:
     """Routed experts of the model."""
     prior: npt.NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     """[layers, experts], uses per token in a corpus."""
+    pairs: NextPairs | None = field(default=None, compare=False, repr=False)
+    """Which experts follow which in a corpus."""
     verification: Verification | None = field(default=None, compare=False, repr=False)
     """Compares what is read with checksums."""
 
