@@ -565,6 +565,12 @@ typedef struct dsv4_result {
     int64_t expert_misses;       /* read ahead for this, or waited for */
     int64_t expert_bytes_read;
     double expert_stall_seconds; /* in which nothing could be computed for want of an expert */
+    int64_t expert_prefetched;   /* read ahead; */
+    int64_t expert_prefetch_hits;   /* misses that were read ahead, or were on their way, */
+    int64_t expert_prefetch_late;   /* of them those on their way, */
+    int64_t expert_prefetch_wasted; /* and what was read ahead in vain, wholly or in part */
+    int64_t expert_guess_misses; /* misses of layers whose experts had been guessed, */
+    int64_t expert_guess_hits;   /* and those of them that a guess named */
 } dsv4_result;
 
 /* Continue the timeline token by token, each handed out once it is part of it.
