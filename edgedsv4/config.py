@@ -20,7 +20,7 @@ Dtype = Literal["f32", "f64", "bf16"]
 ExpertPlace = Literal["auto", "mapped", "stored"]
 IoMode = Literal["auto", "direct", "buffered"]
 ExpertVerify = Literal["off", "sampled", "full"]
-Prefetch = Literal["on", "off"]
+Prefetch = Literal["off", "hash", "pairs", "gate"]
 ReplayPolicy = Literal["aged", "lru", "lfu", "belady"]
 CpuExperts = Literal["auto", "on", "off"]
 
@@ -347,9 +347,12 @@ class EngineOptions:
     expert_verify: ExpertVerify = "off"
     """Which stored experts are compared with the checksums of their pack when they are read: none,
     one in a hundred, or all. GGUF files and official checkpoints have no checksums."""
-    prefetch: Prefetch = "on"
-    """`on` reads stored experts before they are asked for, where that is certain or likely enough:
-    those of hash layers, and in prefill the next layer's."""
+    prefetch: Prefetch = "hash"
+    """Which stored experts are read before they are asked for: with `hash` where that is certain or
+    nearly so, those of hash layers and in prefill the next layer's; with `gate` in decode also
+    those that the next layer's router would choose of what this layer's saw, while the drive is
+    idle; with `pairs` instead those that follow this layer's by a frequency file made with pairs.
+    `off` reads nothing ahead. The text is the same."""
     draft: int = 0
     """Tokens that the MTP block drafts ahead of each step, 0..8; 0 keeps it out. The text is the
     same; drafting is measured and pauses where it is slower."""
@@ -416,6 +419,9 @@ class EngineOptions:
         if self.expert_freq is not None:
             is_path = _is_of(self.expert_freq, (str, Path)) and bool(str(self.expert_freq))
             _require(is_path, "expert_freq", "a path", self.expert_freq)
+        elif self.prefetch == "pairs":
+            wanted = "off, hash or gate without expert_freq, whose pairs it takes"
+            _require(False, "prefetch", wanted, self.prefetch)
 
     @property
     def chunk(self) -> int:

@@ -243,7 +243,9 @@ typedef struct dsv4_engine_options {
                                  else read from it; "auto" (the default): stored where not all fit */
     const char *expert_freq;  /* frequency file of `edgedsv4 profile`: experts to expect at first; NULL for none */
     const char *io;           /* how stored experts are read: "auto" (the default), "direct", "buffered" */
-    const char *prefetch;     /* "on" (the default) reads stored experts before they are asked for; "off" */
+    const char *prefetch;     /* stored experts that are read before they are asked for: "hash" (the default) what is
+                                 sure, "gate" also what the next layer's router will probably choose, "pairs" what
+                                 expert_freq says of it, "off" nothing; the text is the same */
     int32_t io_depth;         /* reads of 1 MiB under way at a time, 1..1024, by default 32 */
     int32_t expert_threads;   /* CPU threads of cpu_experts, 1..1024; 0: the physical cores */
     const char *expert_verify; /* stored experts that are compared with their pack's checksums: "off" (the default),
@@ -563,6 +565,12 @@ typedef struct dsv4_result {
     int64_t expert_misses;       /* read ahead for this, or waited for */
     int64_t expert_bytes_read;
     double expert_stall_seconds; /* in which nothing could be computed for want of an expert */
+    int64_t expert_prefetched;   /* read ahead; */
+    int64_t expert_prefetch_hits;   /* misses that were read ahead, or were on their way, */
+    int64_t expert_prefetch_late;   /* of them those on their way, */
+    int64_t expert_prefetch_wasted; /* and what was read ahead in vain, wholly or in part */
+    int64_t expert_guess_misses; /* misses of layers whose experts had been guessed, */
+    int64_t expert_guess_hits;   /* and those of them that a guess named */
 } dsv4_result;
 
 /* Continue the timeline token by token, each handed out once it is part of it.

@@ -239,8 +239,6 @@ class _Outcome:
         if stats.drafts is not None:
             struct.drafted_tokens = sum(stats.drafts.drafted)
             struct.accepted_drafts = sum(stats.drafts.accepted)
-        if stats.experts is not None:
-            self.take_experts(stats.experts)
 
     def take_experts(self, experts: ExpertStats) -> None:
         """Where experts came from."""
@@ -249,6 +247,22 @@ class _Outcome:
         struct.expert_misses = experts.asked - struct.expert_hits
         struct.expert_bytes_read = experts.read_bytes
         struct.expert_stall_seconds = experts.stall_seconds
+        struct.expert_prefetched = experts.prefetched
+        for name in ("prefetch_hits", "prefetch_late", "prefetch_wasted"):
+            setattr(struct, f"expert_{name}", getattr(experts, name))
+        struct.expert_guess_misses = experts.guess_misses
+        struct.expert_guess_hits = experts.guess_hits
+
+    @contextmanager
+    def counting_experts(self, session: Session) -> Iterator[None]:
+        """Say where experts came from in the `with` block, whatever happens in it."""
+        before = session.totals.experts
+        try:
+            yield
+        finally:
+            now = session.totals.experts
+            if now is not None and before is not None:
+                self.take_experts(now.since(before))
 
     @contextmanager
     def written(self) -> Iterator[None]:
@@ -276,18 +290,21 @@ def dsv4_session_generate(
     chosen = sampling_options_of(options)
     stops = frozenset(tokens_of(stop_tokens, stop_count, "stop_tokens"))
     tokens = own.session.generate(chosen, stop_ids=stops)
-    with own.user.taken(), outcome.written(), watched.on(own.session), closing(tokens):
+    with (
+        own.user.taken(),
+        outcome.written(),
+        outcome.counting_experts(own.session),
+        watched.on(own.session),
+        closing(tokens),
+    ):
         outcome.struct.finish_reason = lib.DSV4_FINISH_CANCELLED
-        before = own.session.totals
+        before = own.session.totals.generated
         began = time.perf_counter()
         try:
             reason = _hand_out(tokens, own.tokenizer, token, user)
         finally:
             outcome.struct.decode_seconds = time.perf_counter() - began
-            now = own.session.totals
-            outcome.struct.generated_tokens = now.generated - before.generated
-            if now.experts is not None and before.experts is not None:
-                outcome.take_experts(now.experts.since(before.experts))
+            outcome.struct.generated_tokens = own.session.totals.generated - before
         outcome.struct.finish_reason = reason or _end_of(own.session, stops)
     return 0
 
@@ -361,7 +378,13 @@ def _reply(
     steps = session.reply(messages, options, prompt=prompt, on_progress=watched.progress("prefill"))
     before = session.totals.generated
     has_stopped = False
-    with own.user.taken(), outcome.written(), watched.on(session), closing(steps):
+    with (
+        own.user.taken(),
+        outcome.written(),
+        outcome.counting_experts(session),
+        watched.on(session),
+        closing(steps),
+    ):
         outcome.struct.finish_reason = lib.DSV4_FINISH_CANCELLED
         try:
             for step in steps:

@@ -13,15 +13,13 @@ from edgedsv4.config import ReplayPolicy
 from edgedsv4.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from edgedsv4 import ExpertFrequency, RouteTrace
     from edgedsv4.cli.terminal import Terminal
 
 DEFAULT_OUT = "expert_freq.json"
 DEFAULT_WINDOW = 512
 DEFAULT_RESIDENT = ((0.15,), (0.3,), (0.5,))
+SHOWN_GUESSES = (1, 2, 4, 8)
 POLICIES: tuple[ReplayPolicy, ...] = get_args(ReplayPolicy)
 
 Shares = tuple[float, ...]
@@ -59,7 +57,18 @@ PROFILE_FLAGS = (
         metavar="FILE",
         help=f"frequency file to write; {DEFAULT_OUT} if left out",
     ),
-    Flag(names=("--trace",), metavar="FILE", help="write the experts of every token too"),
+    Flag(
+        names=("--trace",),
+        metavar="FILE",
+        help="write the experts of every token too, and what was guessed of them",
+    ),
+    Flag(
+        names=("--pairs",),
+        metavar="N",
+        parse=parse_whole,
+        help="keep the N experts of the next layer that most often follow each, for --prefetch"
+        " pairs, 1..16; none if left out",
+    ),
     Flag(
         names=("--token-text",),
         metavar="FILE",
@@ -93,6 +102,10 @@ REPLAY_FLAGS = (
         help="frequency file that the policy aged starts with",
     ),
     Flag(
+        names=("--pairs",),
+        help="judge the pairs of --expert-freq instead of the guesses in the trace",
+    ),
+    Flag(
         names=("--expert-bytes",),
         metavar="SIZE",
         parse=parse_size,
@@ -113,6 +126,7 @@ def profile(args: argparse.Namespace, terminal: Terminal) -> int:
         window=options.context or DEFAULT_WINDOW,
         trace=trace,
         token_text=tokens,
+        pairs=args.pairs or 0,
     )
     with edgedsv4.Engine.open(args.model, options, on_progress=terminal.progress) as engine:
         frequency = edgedsv4.profile_experts(engine, text, settings, terminal.evaluated)
@@ -152,10 +166,15 @@ def replay(args: argparse.Namespace, terminal: Terminal) -> int:
     cases: tuple[Shares, ...] = args.resident or DEFAULT_RESIDENT
     if any(sum(case) > 1.0 for case in cases):
         raise ConfigError("--resident: the tiers hold more than 100 % of the experts together")
+    frequency = _frequency(args.expert_freq, trace)
     given: dict[str, object] = {
-        "prior": _prior(args.expert_freq, trace),
+        "prior": None if frequency is None else frequency.rates(),
         "may_refuse": not args.keep,
     }
+    if args.pairs:
+        if frequency is None or frequency.pairs is None:
+            raise ConfigError("--pairs needs --expert-freq with a file of `profile --pairs`")
+        given["pairs"] = frequency.pairs
     if args.prefill_chunk is not None:
         given["prefill_chunk"] = args.prefill_chunk
     rows: list[dict[str, object]] = []
@@ -174,14 +193,14 @@ def replay(args: argparse.Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def _prior(path: str | None, trace: RouteTrace) -> npt.NDArray[np.float64] | None:
-    """Rates of the frequency file, which must belong to the model of the trace if that is known."""
+def _frequency(path: str | None, trace: RouteTrace) -> ExpertFrequency | None:
+    """The frequency file, which must belong to the model of the trace if that is known."""
     if path is None:
         return None
     frequency = edgedsv4.read_expert_frequency(Path(path))
     identity = trace.identity_sha256 or frequency.identity_sha256
     frequency.check_model(identity, trace.shape.layers, trace.shape.experts)
-    return frequency.rates()
+    return frequency
 
 
 def _print_heading(terminal: Terminal, trace: RouteTrace, expert_bytes: int | None) -> None:
@@ -207,3 +226,15 @@ def _print_row(terminal: Terminal, row: dict[str, Any]) -> None:
         f"{row['reads_per_token']:>13.2f}{row['moved_up_per_token']:>10.2f}"
         f"{row['evictions_per_token']:>11.2f}{size}"
     )
+    if "guesses" in row:
+        _print_guesses(terminal, row["guesses"])
+
+
+def _print_guesses(terminal: Terminal, found: dict[str, Any]) -> None:
+    shown = [most for most in SHOWN_GUESSES if most <= len(found["recall"])]
+    parts = (
+        f"top-{most} {found['recall'][most - 1]:.0%}"
+        f" ({found['wasted_per_useful'][most - 1]:.2f} wasted per useful read)"
+        for most in shown
+    )
+    terminal.line(f"{'':12}misses that were guessed: {', '.join(parts)}")

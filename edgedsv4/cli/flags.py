@@ -277,7 +277,8 @@ ENGINE_FLAGS = (
         "prefetch",
         "P",
         None,
-        "read stored experts before they are asked for",
+        "stored experts to read before they are asked for: what is sure, what the next layer's"
+        " router or the pairs of --expert-freq let expect while the drive is idle, or nothing",
         get_args(Prefetch),
     ),
     _option(

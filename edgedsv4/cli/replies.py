@@ -67,9 +67,12 @@ def experts_text(stats: ExpertStats) -> str:
     """Where stored experts came from, what was read, and how long that held things up."""
     wasted = f" ({stats.prefetch_wasted:,} of {stats.prefetched:,} read ahead in vain)"
     card = f"{stats.card_hits:,} on the card, " if stats.card_hits else ""
+    late = f" ({stats.prefetch_late:,} late)" if stats.prefetch_late else ""
+    guesses = f" guesses named {stats.guess_recall:.0%} of what was absent,"
     return (
         f"experts {card}{stats.ram_hits:,} from memory ({stats.hit_rate:.0%}),"
-        f" {stats.prefetch_hits:,} read ahead, {stats.disk_reads:,} waited for;"
+        f" {stats.prefetch_hits:,} read ahead{late}, {stats.disk_reads:,} waited for;"
+        f"{guesses if stats.guess_misses else ''}"
         f" {stats.read_bytes / 1e9:.2f} GB read{wasted if stats.prefetch_wasted else ''},"
         f" {stats.stall_seconds:.2f} s of waiting"
     )

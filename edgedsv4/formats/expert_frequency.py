@@ -3,14 +3,16 @@
 `edgedsv4 profile` writes one, and it is the prior of expert placement. A JSON object:
 
     format                 "edgedsv4-expert-frequency"
-    version                1
+    version                1, or 2 with `next`
     model_identity_sha256  of the model, 64 hexadecimal digits
     corpus                 {"name": str, "sha256": of the text's bytes}
     tokens                 that were evaluated
     experts_per_token      k
     counts                 [L][E], selections; every layer's add up to tokens x k
+    next                   optional: what follows each expert (formats/next_pairs.py)
 
-A file has at most `LIMIT_BYTES`; the 61 x 384 counts of V4-Pro need a tenth of it.
+A file has at most `LIMIT_BYTES`; the 61 x 384 counts of V4-Pro need a tenth of it, four pairs of
+each of its experts half.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ import numpy.typing as npt
 
 from edgedsv4.errors import ConfigError, FormatError
 from edgedsv4.formats.faults import FaultList, quoted
+from edgedsv4.formats.next_pairs import NextPairs, parse_next_pairs
 from edgedsv4.formats.route_trace import RouteShape
 from edgedsv4.formats.strict_json import JsonValue, read_json_object
 from edgedsv4.formats.whole_file import whole_file
 
 FORMAT = "edgedsv4-expert-frequency"
 VERSION = 1
+VERSION_OF_PAIRS = 2
 LIMIT_BYTES = 2 << 20
 """Of a whole file; parsed JSON takes up to thirty times its bytes."""
 _MAX_TOKENS = 1 << 48
@@ -44,6 +48,7 @@ _KEYS = {
     "experts_per_token",
     "counts",
 }
+_PAIRS = "next"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -61,6 +66,8 @@ class ExpertFrequency:
     experts_per_token: int
     counts: npt.NDArray[np.uint64]
     """[L, E]"""
+    pairs: NextPairs | None = None
+    """Which experts of the next layer follow which."""
 
     def rates(self) -> npt.NDArray[np.float64]:
         """Uses per token, [L, E]; every layer's add up to `experts_per_token`."""
@@ -99,13 +106,15 @@ def write_expert_frequency(path: Path, frequency: ExpertFrequency) -> None:
     """
     document = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSION if frequency.pairs is None else VERSION_OF_PAIRS,
         "model_identity_sha256": frequency.identity_sha256,
         "corpus": {"name": frequency.corpus, "sha256": frequency.corpus_sha256},
         "tokens": frequency.tokens,
         "experts_per_token": frequency.experts_per_token,
         "counts": frequency.counts.tolist(),
     }
+    if frequency.pairs is not None:
+        document[_PAIRS] = frequency.pairs.to_json()
     data = json.dumps(document, separators=(",", ":")).encode() + b"\n"
     if len(data) > LIMIT_BYTES:
         raise ConfigError(f"the frequency file would have {len(data):,} of {LIMIT_BYTES:,} bytes")
@@ -120,20 +129,27 @@ def read_expert_frequency(path: Path) -> ExpertFrequency:
         FormatError: missing, or not what the format promises; every fault is named.
     """
     document = read_json_object(path, limit_bytes=LIMIT_BYTES)
-    if document.get("format") != FORMAT or document.get("version") != VERSION:
-        found = f"{quoted(document.get('format'))} version {quoted(document.get('version'))}"
-        raise FormatError(f"expected {FORMAT!r} version {VERSION}, found {found}", path=path)
+    version = document.get("version")
+    if document.get("format") != FORMAT or version not in (VERSION, VERSION_OF_PAIRS):
+        found = f"{quoted(document.get('format'))} version {quoted(version)}"
+        raise FormatError(
+            f"expected {FORMAT!r} version {VERSION} or {VERSION_OF_PAIRS}, found {found}", path=path
+        )
+    keys = _KEYS if version == VERSION else _KEYS | {_PAIRS}
     faults = FaultList(path)
-    for name in sorted(document.keys() ^ _KEYS):
-        faults.add(f"{'missing' if name in _KEYS else 'unknown'} key {quoted(name)}")
+    for name in sorted(document.keys() ^ keys):
+        faults.add(f"{'missing' if name in keys else 'unknown'} key {quoted(name)}")
     faults.raise_if_any("the keys are wrong")
     tokens = _whole(faults, document, "tokens", _MAX_TOKENS)
     per_token = _whole(faults, document, "experts_per_token", 4096)
     identity = _digest(faults, document["model_identity_sha256"], "model_identity_sha256")
     name, digest = _corpus(faults, document["corpus"])
     counts = _counts(faults, document["counts"], tokens, per_token)
+    pairs = None
+    if _PAIRS in document and len(counts):
+        pairs = parse_next_pairs(faults, document[_PAIRS], counts, tokens)
     faults.raise_if_any("the frequency file is damaged")
-    return ExpertFrequency(identity, name, digest, tokens, per_token, counts)
+    return ExpertFrequency(identity, name, digest, tokens, per_token, counts, pairs)
 
 
 def _whole(faults: FaultList, document: dict[str, JsonValue], name: str, limit: int) -> int:

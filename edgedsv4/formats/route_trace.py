@@ -5,12 +5,12 @@ All numbers are little-endian. One file is a header of 96 bytes, the expert ids,
 | offset | type | field |
 |---:|---|---|
 | 0 | 8 B | magic `DSV4RTRC` |
-| 8 | u32 | version, 1 |
+| 8 | u32 | version, 1, or 2 with guesses |
 | 12 | u32 | header bytes, 96 |
 | 16 | u32 | L, layers with routed experts |
 | 20 | u32 | E, experts per layer |
 | 24 | u32 | k, experts per token and layer |
-| 28 | u32 | reserved, 0 |
+| 28 | u32 | G, guesses per token and layer; 0 in version 1, 1..64 and at most E in version 2 |
 | 32 | u64 | T, tokens |
 | 40 | u64 | R, runs |
 | 48 | 32 B | SHA-256 that identifies the model; zeros when it is not known |
@@ -18,7 +18,9 @@ All numbers are little-endian. One file is a header of 96 bytes, the expert ids,
 | 84 | u32 | CRC-32 of the header without this field (bytes 0..83) |
 | 88 | 8 B | reserved, 0 |
 
-Expert ids are u16 [T, L, k]. A run is a span of tokens evaluated in one way: u64 first token, u32 1
+Expert ids are u16 [T, L, k + G]: for each token and layer first those it was sent to, then those
+that were guessed before, the likeliest first (`ForwardHooks.on_guesses`); where nothing was guessed
+all G are 65,535. A run is a span of tokens evaluated in one way: u64 first token, u32 1
 for prefill or 2 for decode, u32 1 when a new text begins there, else 0. The first run begins a text
 at token 0. A file is exactly as long as its header says.
 """
@@ -43,6 +45,10 @@ from edgedsv4.formats.whole_file import whole_file
 
 MAGIC = b"DSV4RTRC"
 VERSION = 1
+VERSION_OF_GUESSES = 2
+MOST_GUESSES = 64
+"""Per token and layer."""
+NO_GUESS = 0xFFFF
 _FIELDS = struct.Struct("<8sIIIIIIQQ32sI")
 _CHECK = struct.Struct("<I8s")
 _HEADER_BYTES = _FIELDS.size + _CHECK.size
@@ -96,6 +102,8 @@ class RouteTrace:
     runs: tuple[Run, ...]
     identity_sha256: str = ""
     """Of the model, hexadecimal; empty when it is not known."""
+    guesses: ExpertIds | None = None
+    """[T, L, G], the likeliest first, `NO_GUESS` where nothing was guessed; None without any."""
 
     def spans(self) -> Iterator[tuple[Run, int]]:
         """Every run and the token behind its last one."""
@@ -113,15 +121,25 @@ class RouteWriter:
         self._shape = shape
         self._identity = identity
         self._runs: list[Run] = []
+        self._guesses = 0
         self._checksum = 0
         file.write(bytes(_HEADER_BYTES))
 
-    def append(self, ids: npt.ArrayLike, kind: RunKind, *, begins_text: bool = False) -> None:
+    def append(
+        self,
+        ids: npt.ArrayLike,
+        kind: RunKind,
+        *,
+        guesses: npt.ArrayLike | None = None,
+        begins_text: bool = False,
+    ) -> None:
         """Write the next tokens.
 
         Args:
             ids: expert ids [n, L, k].
             kind: how the tokens were evaluated.
+            guesses: of each layer [n, L, G], the likeliest first, all -1 where nothing was guessed;
+                the same G for all tokens of a trace, or none for all.
             begins_text: they do not continue the tokens before.
 
         Raises:
@@ -141,10 +159,15 @@ class RouteWriter:
                 f"expert ids must be 0..{shape.experts - 1},"
                 f" found {int(values.min())}..{int(values.max())}"
             )
+        rows = values if guesses is None else self._with_guesses(values, np.asarray(guesses))
+        found = rows.shape[2] - shape.experts_per_token
+        if self.tokens and found != self._guesses:
+            raise ValueError(f"{found} guesses, {self._guesses} with the tokens before")
+        self._guesses = found
         begins = begins_text or not self._runs
         if begins or self._runs[-1].kind != kind:
             self._runs.append(Run(self.tokens, kind, begins))
-        self._put(np.ascontiguousarray(values, dtype="<u2").tobytes())
+        self._put(np.ascontiguousarray(rows, dtype="<u2").tobytes())
         self.tokens += len(values)
 
     def finish(self) -> None:
@@ -156,12 +179,12 @@ class RouteWriter:
         shape = self._shape
         fields = _FIELDS.pack(
             MAGIC,
-            VERSION,
+            VERSION_OF_GUESSES if self._guesses else VERSION,
             _HEADER_BYTES,
             shape.layers,
             shape.experts,
             shape.experts_per_token,
-            0,
+            self._guesses,
             self.tokens,
             len(self._runs),
             self._identity,
@@ -169,6 +192,20 @@ class RouteWriter:
         )
         self._file.seek(0)
         self._file.write(fields + _CHECK.pack(zlib.crc32(fields), bytes(8)))
+
+    def _with_guesses(
+        self, ids: npt.NDArray[np.int64], guesses: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Rows of a file of version 2."""
+        most = min(MOST_GUESSES, self._shape.experts)
+        if guesses.ndim != 3 or guesses.shape[:2] != ids.shape[:2]:
+            raise ValueError(f"guesses are {list(guesses.shape)} for ids {list(ids.shape)}")
+        if not 1 <= guesses.shape[2] <= most:
+            raise ValueError(f"guesses must be 1..{most}, found {guesses.shape[2]}")
+        is_none = guesses == -1
+        if not _are_guesses(np.where(is_none, NO_GUESS, guesses), self._shape.experts):
+            raise ValueError(f"guesses must be 0..{self._shape.experts - 1}, or -1 for all of one")
+        return np.concatenate([ids, np.where(is_none, NO_GUESS, guesses)], axis=2)
 
     def _put(self, data: bytes) -> None:
         self._checksum = zlib.crc32(data, self._checksum)
@@ -208,7 +245,7 @@ def read_route_trace(path: Path) -> RouteTrace:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
             size = path.stat().st_size
-            shape, tokens, identity, checksum = _parse_header(path, header, size)
+            parsed = _parse_header(path, header, size)
             body = file.read(size - _HEADER_BYTES)
     except FileNotFoundError:
         raise FormatError("no such file", path=path, fault="missing") from None
@@ -216,38 +253,68 @@ def read_route_trace(path: Path) -> RouteTrace:
         raise FormatError(f"cannot be read: {error.strerror}", path=path) from error
     if len(body) != size - _HEADER_BYTES:
         raise FormatError(f"ends at byte {_HEADER_BYTES + len(body)}", path=path, fault="truncated")
-    if zlib.crc32(body) != checksum:
+    if zlib.crc32(body) != parsed.checksum:
         raise FormatError("damaged: the checksum of the ids differs", path=path, fault="checksum")
-    count = tokens * shape.layers * shape.experts_per_token
-    ids = np.frombuffer(body, dtype="<u2", count=count)
+    shape, width = parsed.shape, parsed.shape.experts_per_token + parsed.guesses
+    count = parsed.tokens * shape.layers * width
+    rows = np.frombuffer(body, dtype="<u2", count=count).reshape(-1, shape.layers, width)
+    ids, guesses = np.split(rows, [shape.experts_per_token], axis=2)
     if int(ids.max()) >= shape.experts:
         place = int(np.argmax(ids >= shape.experts))
+        row, column = divmod(place, shape.experts_per_token)
         raise FormatError(
-            f"expert id {int(ids[place])}, expected 0..{shape.experts - 1}",
+            f"expert id {int(ids.flat[place])}, expected 0..{shape.experts - 1}",
             path=path,
-            offset=_HEADER_BYTES + 2 * place,
+            offset=_HEADER_BYTES + 2 * (row * width + column),
+        )
+    if not _are_guesses(guesses, shape.experts):
+        raise FormatError(
+            f"a guess is no expert 0..{shape.experts - 1}, or a layer has some of its guesses only",
+            path=path,
         )
     table = np.frombuffer(body, dtype=_RUN, offset=2 * count)
-    known = "" if not any(identity) else identity.hex()
-    rows = ids.reshape(tokens, shape.layers, shape.experts_per_token)
-    return RouteTrace(shape, rows, _parse_runs(path, table, tokens), known)
+    known = "" if not any(parsed.identity) else parsed.identity.hex()
+    runs = _parse_runs(path, table, parsed.tokens)
+    return RouteTrace(shape, ids, runs, known, guesses if parsed.guesses else None)
 
 
-def _parse_header(path: Path, header: bytes, size: int) -> tuple[RouteShape, int, bytes, int]:
-    """Shape, tokens, identity and checksum, after every check that needs no body."""
+def _are_guesses(guesses: npt.NDArray[np.integer], experts: int) -> bool:
+    """Whether each row has experts alone, or nothing at all."""
+    is_none = guesses == NO_GUESS
+    is_sound = is_none | ((guesses >= 0) & (guesses < experts))
+    return bool(is_sound.all() and (is_none.all(axis=2) | ~is_none.any(axis=2)).all())
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What a header says that is needed to read the rest."""
+
+    shape: RouteShape
+    guesses: int
+    tokens: int
+    identity: bytes
+    checksum: int
+
+
+def _parse_header(path: Path, header: bytes, size: int) -> _Header:
+    """The header, after every check that needs no body."""
     if len(header) < _HEADER_BYTES or header[:8] != MAGIC:
         found = f"{len(header)} bytes that begin with {header[:8]!r}"
         raise FormatError(f"not a route trace: expected {MAGIC!r}, found {found}", path=path)
     fields = _FIELDS.unpack_from(header)
-    _, version, header_bytes, layers, experts, per_token, reserved, tokens, runs = fields[:9]
+    _, version, header_bytes, layers, experts, per_token, guesses, tokens, runs = fields[:9]
     check, tail = _CHECK.unpack_from(header, _FIELDS.size)
-    if version != VERSION:
-        raise FormatError(f"format version {version}, expected {VERSION}", path=path, offset=8)
+    if version not in (VERSION, VERSION_OF_GUESSES):
+        expected = f"{VERSION} or {VERSION_OF_GUESSES}"
+        raise FormatError(f"format version {version}, expected {expected}", path=path, offset=8)
     if check != zlib.crc32(header[: _FIELDS.size]):
         raise FormatError("damaged: the header's checksum differs", path=path, fault="checksum")
     faults = FaultList(path)
-    if header_bytes != _HEADER_BYTES or reserved or any(tail):
+    if header_bytes != _HEADER_BYTES or any(tail):
         faults.add(f"header of {header_bytes} bytes, expected {_HEADER_BYTES}; reserved bits set?")
+    least, most = (0, 0) if version == VERSION else (1, min(MOST_GUESSES, experts))
+    if not least <= guesses <= most:
+        faults.add(f"{guesses} guesses, expected {least}..{most} in version {version}")
     shape = RouteShape(layers, experts, per_token)
     problem = shape.problem()
     if problem is not None:
@@ -255,14 +322,14 @@ def _parse_header(path: Path, header: bytes, size: int) -> tuple[RouteShape, int
     if not 1 <= runs <= tokens:
         faults.add(f"{tokens} tokens in {runs} runs, expected at least one run and a token in each")
     faults.raise_if_any("the header is damaged")
-    expected = _HEADER_BYTES + 2 * tokens * layers * per_token + _RUN.itemsize * runs
-    if size != expected:
+    wanted = _HEADER_BYTES + 2 * tokens * layers * (per_token + guesses) + _RUN.itemsize * runs
+    if size != wanted:
         raise FormatError(
-            f"{size:,} bytes, {expected:,} expected for {tokens:,} tokens in {runs:,} runs",
+            f"{size:,} bytes, {wanted:,} expected for {tokens:,} tokens in {runs:,} runs",
             path=path,
-            fault="truncated" if size < expected else "format",
+            fault="truncated" if size < wanted else "format",
         )
-    return shape, tokens, fields[9], fields[10]
+    return _Header(shape, guesses, tokens, fields[9], fields[10])
 
 
 def _parse_runs(path: Path, table: npt.NDArray[np.void], tokens: int) -> tuple[Run, ...]:

@@ -54,11 +54,27 @@ def select_experts(scores: Tensor, k: int, *, backend: Backend = "auto") -> Tens
     Raises:
         ShapeError: if k is more than E.
     """
+    return rank_experts(scores, k, backend=backend).sort(dim=-1).values
+
+
+def rank_experts(scores: Tensor, most: int, *, backend: Backend = "auto") -> Tensor:
+    """Ids of the largest scores of each row, the largest first; equal ones by id.
+
+    Args:
+        scores: [T, E], selection scores (bias included).
+        most: how many, at most E.
+        backend: which implementation; `auto` takes the best one.
+
+    Returns:
+        [T, most] int64.
+
+    Raises:
+        ShapeError: if `most` is more than E.
+    """
     resolve_backend(backend, operation="router")
-    if k > scores.shape[-1]:
-        raise ShapeError(f"router: {k} experts asked for, {scores.shape[-1]} exist")
-    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
-    return order[..., :k].sort(dim=-1).values
+    if most > scores.shape[-1]:
+        raise ShapeError(f"router: {most} experts asked for, {scores.shape[-1]} exist")
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :most]
 
 
 def routing_weights(

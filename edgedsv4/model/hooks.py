@@ -13,6 +13,9 @@ from torch import Tensor
 from edgedsv4.errors import CancelledError
 
 SelectionHook = Callable[[int, Tensor, Tensor], Tensor]
+GuessHook = Callable[[int, Tensor], None]
+MOST_GUESSES = 64
+"""Experts per token that can be guessed for a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,11 @@ class ForwardHooks:
     on_experts: SelectionHook | None = None
     """(layer, selection scores [T, E], ids [T, k]) -> the ids to use. Also called on hash-routed
     layers."""
+    on_guesses: GuessHook | None = None
+    """(layer, ids [T, n] as `guess_experts` guesses them, the likeliest first). Called on layers
+    that route by score, but for the first one, before their own routing; on the CPU alone."""
+    guesses: int = 8
+    """n of `on_guesses`, 1..64; less where there are fewer experts."""
     should_stop: Callable[[], bool] | None = None
     """Asked between layers, experts and attention tiles; True ends the forward with
     `CancelledError`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from edgedsv4.kernels.expert_ffn import expert_ffn
 from edgedsv4.kernels.precision import accumulator
 from edgedsv4.kernels.quant_matmul import quant_matmul
-from edgedsv4.kernels.router import router_scores, routing_weights, select_experts
+from edgedsv4.kernels.router import rank_experts, router_scores, routing_weights, select_experts
 
 if TYPE_CHECKING:
     from edgedsv4.model.layer_plan import LayerPlan
@@ -114,9 +114,35 @@ class WatchedStream(ExpertStream, Protocol):
         """Nothing that was handed to this thread is used any more; its forward may go on."""
 
 
+@runtime_checkable
+class ExpertForesight(Protocol):
+    """A stream that can use guesses at what the next layer will ask for."""
+
+    def guesses_wanted(self, layer: int, tokens: int) -> int:
+        """How many experts to guess for each token of a layer, 0..64; 0 where it is no use."""
+
+    def guess(self, layer: int, expert_ids: Sequence[int]) -> None:
+        """Say what a layer will ask for, while this thread streams the layer before it.
+
+        Args:
+            layer: that routes by score.
+            expert_ids: each once, the likeliest first.
+        """
+
+
 def stream_of(experts: ExpertSource) -> ExpertStream | None:
     """The source as one that streams; None if it does not."""
     return experts if isinstance(experts, ExpertStream) else None
+
+
+def foresight_of(experts: ExpertSource) -> ExpertForesight | None:
+    """The source as one that uses guesses; None if it does not."""
+    return experts if isinstance(experts, ExpertForesight) else None
+
+
+def likeliest_first(ids: Tensor) -> list[int]:
+    """Guesses [T, n] of several tokens, each expert once: all first ones, then all second ones."""
+    return list(dict.fromkeys(ids.T.reshape(-1).tolist()))
 
 
 @contextmanager
@@ -154,6 +180,9 @@ def moe(
     wide = x.to(accumulator(x.dtype))
     scores = router_scores(quant_matmul(wide, weights.router, backend=step.backend))
     ids = _expert_ids(scores, weights, plan, step)
+    if step.hooks.on_guesses is not None and step.router_after(plan.layer) is not None:
+        most = min(step.hooks.guesses, step.config.num_experts)
+        step.hooks.on_guesses(plan.layer + 1, guess_experts(x, plan.layer + 1, most, step))
     factors = routing_weights(scores, ids, step.config.routed_scale, backend=step.backend)
     outputs = _expert_outputs(x, ids, plan, experts, step).to(wide.dtype)
     total = factors[:, :1] * outputs[:, 0]
@@ -162,6 +191,37 @@ def moe(
     if weights.shared_w1 is not None and weights.shared_w2 is not None:
         total = total + _shared(x, weights, plan, step).to(wide.dtype)
     return total.to(x.dtype)
+
+
+def guess_experts(x: Tensor, layer: int, most: int, step: Step) -> Tensor:
+    """What a layer's router would choose of what the router of the layer before it saw.
+
+    Args:
+        x: [T, D], input of the experts of the layer before.
+        layer: whose experts are guessed; it routes by score.
+        most: experts per token, at most E.
+        step: the chunk.
+
+    Returns:
+        [T, most] int64, the likeliest first.
+    """
+    weights = step.routers[layer]
+    wide = x.to(accumulator(x.dtype))
+    scores = router_scores(quant_matmul(wide, weights.router, backend=step.backend))
+    if weights.bias is not None:
+        scores = scores + weights.bias.to(scores.dtype)
+    return rank_experts(scores, most, backend=step.backend)
+
+
+def _tell_guesses(x: Tensor, layer: int, experts: ExpertSource, step: Step) -> None:
+    """Guess for the layer after this one, if anybody wants that."""
+    foresight = foresight_of(experts)
+    if foresight is None or step.router_after(layer) is None:
+        return
+    most = foresight.guesses_wanted(layer + 1, step.count)
+    if most:
+        ids = guess_experts(x, layer + 1, min(most, step.config.num_experts), step)
+        foresight.guess(layer + 1, likeliest_first(ids))
 
 
 def _expert_ids(scores: Tensor, weights: MoeWeights, plan: LayerPlan, step: Step) -> Tensor:
@@ -181,7 +241,9 @@ def _expert_outputs(
     """[T, k, D]: each token through each of its experts, every expert once over all its tokens."""
     outputs = x.new_empty((*ids.shape, x.shape[-1]))
     used = sorted(set(ids.flatten().tolist()))
-    for batch in _batches(plan.layer, used, experts, step):
+    for place, batch in enumerate(_batches(plan.layer, used, experts, step)):
+        if place == 0:  # what this layer asks for is being read by now
+            _tell_guesses(x, plan.layer, experts, step)
         for expert_id, expert in batch:
             step.hooks.check_stop()
             tokens, slots = (ids == expert_id).nonzero(as_tuple=True)

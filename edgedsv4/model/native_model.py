@@ -17,7 +17,7 @@ from torch import Tensor
 from edgedsv4.errors import ConfigError, ShapeError
 from edgedsv4.kernels.native.library import library, new_run, pointer
 from edgedsv4.kernels.router import router_scores
-from edgedsv4.model.hooks import ForwardHooks
+from edgedsv4.model.hooks import MOST_GUESSES, ForwardHooks
 from edgedsv4.model.indexer import ascending
 from edgedsv4.model.layer_plan import OVERLAP_RATIO, LayerPlan
 from edgedsv4.model.model import (
@@ -28,7 +28,7 @@ from edgedsv4.model.model import (
     broken_rows,
     broken_streams,
 )
-from edgedsv4.model.moe import forward_with
+from edgedsv4.model.moe import foresight_of, forward_with, likeliest_first
 from edgedsv4.model.native_cache import NativeKvCache
 from edgedsv4.model.native_network import DescribedExperts, NativeLayers, NativeNetwork
 
@@ -69,6 +69,11 @@ class _Chunk:
         """T."""
         return int(self.token_ids.shape[0])
 
+    def has_router_after(self, place: int) -> bool:
+        """Whether the layer behind the one at `place` is there and routes by score."""
+        following = self.layers.weights[place + 1 : place + 2]
+        return bool(following) and following[0].moe.expert_table is None
+
 
 class NativeModel(Model):
     """A loaded model that the C kernels compute, in float32 on the CPU.
@@ -104,6 +109,7 @@ class NativeModel(Model):
         self._free: list[_Workspace] = []
         self._kept: list[Sequence[ExpertWeights]] = []
         self._described = DescribedExperts()
+        self._foresight = foresight_of(experts)
 
     def new_cache(self, capacity: int) -> NativeKvCache:
         """State of a new timeline of at most `capacity` tokens."""
@@ -214,7 +220,8 @@ class NativeModel(Model):
         step.keys = (cache.length + count) // OVERLAP_RATIO
         step.pauses_at_selection = hooks.on_topk is not None
         is_resident = self.experts.is_resident
-        step.pauses_at_experts = hooks.on_experts is not None or not is_resident
+        is_watched = hooks.on_experts is not None or hooks.on_guesses is not None
+        step.pauses_at_experts = is_watched or not is_resident
         step.experts = ffi.NULL if is_resident else workspace.own_records(self.config.num_experts)
         workspace.watch_scores(count if hooks.on_topk is not None else 0)
         workspace.reserve(
@@ -274,6 +281,9 @@ class NativeModel(Model):
         plan = chunk.layers.plans[step.layer]
         if chunk.hooks.on_experts is not None:
             self._show_experts(workspace, chunk, plan)
+        if chunk.hooks.on_guesses is not None and chunk.has_router_after(step.layer):
+            most = min(chunk.hooks.guesses, self.config.num_experts, MOST_GUESSES)
+            chunk.hooks.on_guesses(plan.layer + 1, self._guesses(workspace, chunk, most).long())
         used = workspace.used_experts(chunk.count * self.config.experts_per_token)
         if self.stream is not None:
             self._compute_batches(self.stream, workspace, chunk, used)
@@ -297,7 +307,10 @@ class NativeModel(Model):
         lib, _ = library()
         run, step, layers = workspace.run, workspace.step, chunk.layers
         layer = layers.plans[step.layer].layer
-        for batch in stream.stream(layer, used, chunk.count, chunk.hooks.check_stop):
+        batches = stream.stream(layer, used, chunk.count, chunk.hooks.check_stop)
+        for place, batch in enumerate(batches):
+            if place == 0:  # what this layer asks for is being read by now
+                self._tell_guesses(workspace, chunk)
             for expert_id, expert in batch:
                 self._described.copy_to(step.experts + 3 * expert_id, expert)
             if len(batch) == len(used) and not step.parts:
@@ -305,6 +318,25 @@ class NativeModel(Model):
             with workspace.choosing(batch) as chosen:
                 network = self.network.cdata
                 run.check(lib.dk_layer_part(run.cdata, network, layers.cdata, step, chosen))
+
+    def _tell_guesses(self, workspace: _Workspace, chunk: _Chunk) -> None:
+        """Guess for the layer after the one at hand, if anybody wants that."""
+        step, foresight = workspace.step, self._foresight
+        if foresight is None or not chunk.has_router_after(step.layer):
+            return
+        layer = chunk.layers.plans[step.layer + 1].layer
+        most = min(foresight.guesses_wanted(layer, chunk.count), self.config.num_experts)
+        if most:
+            foresight.guess(layer, likeliest_first(self._guesses(workspace, chunk, most)))
+
+    def _guesses(self, workspace: _Workspace, chunk: _Chunk, most: int) -> Tensor:
+        """[T, most] int32 for the next layer, the likeliest first; the router's logits are lost."""
+        lib, _ = library()
+        ids = torch.empty((chunk.count, most), dtype=torch.int32)
+        run, network, step = workspace.run, self.network.cdata, workspace.step
+        layers = chunk.layers.cdata
+        run.check(lib.dk_layer_guess(run.cdata, network, layers, step, pointer(ids), most))
+        return ids
 
     def _show_selection(self, workspace: _Workspace, chunk: _Chunk) -> None:
         on_topk, step = chunk.hooks.on_topk, workspace.step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from edgedsv4.config import Backend, ModelConfig
     from edgedsv4.model.hooks import ForwardHooks
     from edgedsv4.model.layer_plan import RopePlan
+    from edgedsv4.model.weights import MoeWeights
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class Step:
     hooks: ForwardHooks
     frequencies: dict[RopePlan, Tensor]
     """Filled on first use; belongs to the model."""
+    routers: Sequence[MoeWeights] = ()
+    """Of all layers, in a forward of the main model."""
     positions: Tensor = field(init=False)
     """[T] int64, absolute."""
     _tables: dict[RopePlan, RopeTable] = field(init=False, default_factory=dict)
@@ -53,6 +57,11 @@ class Step:
     def stop(self) -> int:
         """Position after the last token."""
         return self.start + self.count
+
+    def router_after(self, layer: int) -> MoeWeights | None:
+        """The router of the next layer, if there is one and it routes by score."""
+        following = self.routers[layer + 1 : layer + 2]
+        return following[0] if following and following[0].expert_table is None else None
 
     def watch(self, values: Tensor) -> None:
         """Remember whether values are finite that a selection or a rounding could hide."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -44,6 +44,7 @@ from edgedsv4.runtime.watched_store import WatchedStore
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions, ModelConfig
     from edgedsv4.model.bound_weights import BoundTensor, BoundWeights
+    from edgedsv4.model.gpu_network import DeviceNetwork
     from edgedsv4.model.weights import ModelWeights, RoutedExperts
     from edgedsv4.runtime.card_plan import CardPlan
     from edgedsv4.runtime.store_plan import StorePlan
@@ -221,7 +222,8 @@ def _load_on_gpu(
     with ExitStack() as stack:
         if card is not None:
             if choice.store is not None:
-                source = open_store(config, weights, experts, options, choice.store, WatchedStore)
+                plan = replace(choice.store, is_elsewhere=_on_card(network, card))
+                source = open_store(config, weights, experts, options, plan, WatchedStore)
                 stack.callback(source.close)
             setting = HostSetting(
                 threads=options.expert_threads or physical_cores(),
@@ -236,6 +238,16 @@ def _load_on_gpu(
         model = GpuModel(config, weights, source, numerics, network=network, family=family)
         stack.pop_all()
     return model
+
+
+def _on_card(network: DeviceNetwork, card: CardPlan) -> Callable[[int, int], bool]:
+    """Whether a (layer, expert) is computed on the card, so that nobody asks for it elsewhere."""
+    layers = network.placed_layers()
+
+    def is_there(layer: int, expert: int) -> bool:
+        return card.mode != "on" and layer < len(layers) and int(layers[layer].places[expert]) >= 0
+
+    return is_there
 
 
 _Store = TypeVar("_Store", bound=ExpertStore)
@@ -267,8 +279,10 @@ def open_store(
         layers=config.num_layers,
         tables=tables,
         depth=options.io_depth,
-        has_prefetch=options.prefetch == "on",
+        prefetch=options.prefetch,
+        pairs=plan.pairs,
         verification=plan.verification,
+        is_elsewhere=plan.is_elsewhere,
     )
     files = ExpertFiles(experts, options.io)
     try:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.formats.snapshot_file import Source
     from edgedsv4.formats.snapshot_header import SnapshotModel
-    from edgedsv4.model.hooks import SelectionHook
+    from edgedsv4.model.hooks import GuessHook, SelectionHook
     from edgedsv4.model.model import Model
     from edgedsv4.runtime.timeline import Progress
     from edgedsv4.text.messages import Message, Prompt
@@ -199,7 +199,11 @@ class Engine:
         return self._live.plan.context
 
     def new_session(
-        self, *, context: int | None = None, on_experts: SelectionHook | None = None
+        self,
+        *,
+        context: int | None = None,
+        on_experts: SelectionHook | None = None,
+        on_guesses: GuessHook | None = None,
     ) -> Session:
         """Make a session.
 
@@ -207,6 +211,9 @@ class Engine:
             context: tokens it can hold; None takes `self.context`.
             on_experts: called at every layer with (layer, selection scores [T, E], expert ids
                 [T, k]), returns the ids to use; for watching the routing, and slower than without.
+            on_guesses: called before that with (layer, expert ids [T, 8]) that the layer's router
+                guesses one layer earlier, the likeliest first; on the CPU, for layers that route by
+                score, but for the first.
 
         Raises:
             ConfigError: less than one token, or more than the model was made for.
@@ -221,7 +228,8 @@ class Engine:
                 raise ConfigError(f"context must be 1..{limit} for this model, found {capacity}")
             self._check_room(opened, capacity)
             with device_memory_errors("a session", opened.model.numerics.device):
-                session = Session(self._parts(opened, on_experts), capacity)
+                parts = replace(self._parts(opened), on_experts=on_experts, on_guesses=on_guesses)
+                session = Session(parts, capacity)
             self._sessions.add(session)
             return session
 
@@ -381,7 +389,7 @@ class Engine:
             raise Dsv4Error("this engine is closed; open the model again")
         return self._opened
 
-    def _parts(self, opened: _Opened, on_experts: SelectionHook | None = None) -> SessionParts:
+    def _parts(self, opened: _Opened) -> SessionParts:
         return SessionParts(
             model=opened.model,
             tokenizer=opened.tokenizer,
@@ -392,7 +400,6 @@ class Engine:
             owner=opened.owner,
             check_room=self._check_more,
             backend=opened.choice.name,
-            on_experts=on_experts,
             expert_stats=partial(_expert_stats, opened.model),
         )
 
@@ -463,4 +470,10 @@ def _experts_facts(opened: _Opened) -> dict[str, object]:
         "reads": source.method,
         "hit_rate": stats.hit_rate,
         "read_bytes": stats.read_bytes,
+        "prefetch": source.options.prefetch,
+        "prefetched": stats.prefetched,
+        "prefetch_hits": stats.prefetch_hits,
+        "prefetch_late": stats.prefetch_late,
+        "prefetch_wasted": stats.prefetch_wasted,
+        "guess_recall": stats.guess_recall,
     }

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from edgedsv4.errors import ConfigError
 from edgedsv4.formats.expert_frequency import ExpertFrequency
-from edgedsv4.formats.route_trace import RouteShape, write_route_trace
+from edgedsv4.formats.next_pairs import MOST_PER_EXPERT, PairCounter
+from edgedsv4.formats.route_trace import RouteShape, RouteWriter, write_route_trace
 from edgedsv4.runtime.scoring import text_windows
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ RouteSink = Callable[[ExpertIds], None]
 class RouteRecorder:
     """A hook for `Engine.new_session(on_experts=...)` that hands on the ids of whole forwards.
 
-    A forward that is cancelled half-way leaves nothing.
+    A forward that is cancelled half-way leaves nothing. With `note_guesses` as `on_guesses` it has
+    what was guessed of them too.
 
     Args:
         layers: of the main model.
@@ -45,19 +47,38 @@ class RouteRecorder:
     """
 
     def __init__(self, layers: int, sink: RouteSink) -> None:
+        self.guesses: ExpertIds | None = None
+        """[T, L, n] of the forward that the sink is called with, the likeliest first, -1 for layers
+        that are not guessed; None where nothing was."""
         self._layers = layers
         self._sink = sink
         self._seen: list[ExpertIds] = []
+        self._guessed: dict[int, ExpertIds] = {}
 
     def __call__(self, layer: int, scores: Tensor, ids: Tensor) -> Tensor:  # noqa: ARG002  # a hook
         """Note the experts of a layer, and leave them as they are."""
         if layer == 0:
             self._seen.clear()
+            self._guessed.clear()
         self._seen.append(ids.cpu().numpy().astype(np.int64))
         if len(self._seen) == self._layers:
+            self.guesses = self._all_guesses()
             self._sink(np.stack(self._seen, axis=1))
             self._seen.clear()
+            self._guessed.clear()
         return ids
+
+    def note_guesses(self, layer: int, ids: Tensor) -> None:
+        """Note what was guessed for a layer."""
+        self._guessed[layer] = ids.cpu().numpy().astype(np.int64)
+
+    def _all_guesses(self) -> ExpertIds | None:
+        if not self._guessed:
+            return None
+        some = next(iter(self._guessed.values()))
+        nothing = np.full_like(some, -1)
+        layers = [self._guessed.get(layer, nothing) for layer in range(self._layers)]
+        return np.stack(layers, axis=1)
 
 
 def route_shape(engine: Engine) -> RouteShape:
@@ -104,11 +125,46 @@ class ProfileOptions:
     """File for the routes of every token."""
     token_text: str | None = None
     """A larger text whose tokens alone are counted, for layers that route by a table."""
+    pairs: int = 0
+    """Experts of the next layer that are kept for each expert, those that follow it most often,
+    0..16; 0 counts none."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError when a field is out of its range."""
         if self.window < 2:
             raise ConfigError(f"the window must be at least 2 tokens, found {self.window}")
+        if not 0 <= self.pairs <= MOST_PER_EXPERT:
+            raise ConfigError(f"pairs must be 0..{MOST_PER_EXPERT}, found {self.pairs}")
+
+
+class _Tally:
+    """What a profile counts and writes of each forward."""
+
+    def __init__(
+        self, shape: RouteShape, follow: PairCounter | None, on_done: Callable[[int], object]
+    ) -> None:
+        self.counts = np.zeros((shape.layers, shape.experts), dtype=np.uint64)
+        self.recorder = RouteRecorder(shape.layers, self._take)
+        self.writer: RouteWriter | None = None
+        self.begins = True
+        """The next tokens begin a text."""
+        self._follow = follow
+        self._on_done = on_done
+        self._done = 0
+
+    def _take(self, ids: ExpertIds) -> None:
+        layers, experts = self.counts.shape
+        for layer in range(layers):
+            used = np.bincount(ids[:, layer].reshape(-1), minlength=experts)
+            self.counts[layer] += used.astype(np.uint64)
+        if self._follow is not None:
+            self._follow.add(ids)
+        if self.writer is not None:
+            guesses = self.recorder.guesses
+            self.writer.append(ids, "decode", guesses=guesses, begins_text=self.begins)
+        self.begins = False
+        self._done += len(ids)
+        self._on_done(self._done)
 
 
 def profile_experts(
@@ -132,35 +188,30 @@ def profile_experts(
     windows = text_windows(tokenizer.encode(text), tokenizer.bos_id, options.window)
     total = sum(len(window) for window in windows)
     identity = str(engine.describe()["identity_sha256"])
-    counts = np.zeros((shape.layers, shape.experts), dtype=np.uint64)
-    done = 0
+    follow = PairCounter(shape.layers, shape.experts) if options.pairs else None
+    tally = _Tally(shape, follow, lambda done: on_progress and on_progress(done, total))
+    recorder = tally.recorder
     with ExitStack() as stack:
-        writer = None
         if options.trace is not None:
             trace = write_route_trace(options.trace, shape, identity_sha256=identity)
-            writer = stack.enter_context(trace)
+            tally.writer = stack.enter_context(trace)
+        on_guesses = None if tally.writer is None else recorder.note_guesses
         for window in windows:
-            begins = True
-
-            def take(ids: ExpertIds) -> None:
-                nonlocal begins, done
-                for layer in range(shape.layers):
-                    used = np.bincount(ids[:, layer].reshape(-1), minlength=shape.experts)
-                    counts[layer] += used.astype(np.uint64)
-                if writer is not None:
-                    writer.append(ids, "decode", begins_text=begins)
-                begins = False
-                done += len(ids)
-                if on_progress is not None:
-                    on_progress(done, total)
-
-            recorder = RouteRecorder(shape.layers, take)
-            with engine.new_session(context=len(window), on_experts=recorder) as session:
+            tally.begins = True
+            with engine.new_session(
+                context=len(window), on_experts=recorder, on_guesses=on_guesses
+            ) as session:
                 session.evaluate(window, logits="none")
+    counts = tally.counts
+    pairs = None
+    if follow is not None:
+        pairs = follow.pairs(min(options.pairs, shape.experts), counts.copy())
     if options.token_text is not None:
         _count_tokens(engine, options.token_text, counts, total)
     digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    return ExpertFrequency(identity, options.corpus, digest, total, shape.experts_per_token, counts)
+    return ExpertFrequency(
+        identity, options.corpus, digest, total, shape.experts_per_token, counts, pairs
+    )
 
 
 def _count_tokens(engine: Engine, text: str, counts: npt.NDArray[np.uint64], tokens: int) -> None:

@@ -235,7 +235,12 @@ def _with_store(found: Placement, checkpoint: Checkpoint, bound: BoundWeights) -
 def _with_knowledge(store: StorePlan, checkpoint: Checkpoint, options: EngineOptions) -> StorePlan:
     """The plan with what is known of the experts: how often they are used, their checksums."""
     if options.expert_freq is not None:
-        store = replace(store, prior=_frequency(checkpoint, options.expert_freq).rates())
+        frequency = _frequency(checkpoint, options.expert_freq)
+        if options.prefetch == "pairs" and frequency.pairs is None:
+            raise ConfigError(
+                f"prefetch 'pairs': {options.expert_freq} has none; make it with `profile --pairs`"
+            )
+        store = replace(store, prior=frequency.rates(), pairs=frequency.pairs)
     if options.expert_verify != "off" and checkpoint.pack is not None:
         share = SAMPLE if options.expert_verify == "sampled" else 1.0
         store = replace(store, verification=Verification(checkpoint.pack.digests, share))

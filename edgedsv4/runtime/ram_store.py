@@ -18,27 +18,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from edgedsv4.errors import CapacityError, ConfigError, Dsv4Error
+from edgedsv4.errors import CapacityError, ConfigError
 from edgedsv4.formats.range_reader import RangeReader
+from edgedsv4.model.hooks import MOST_GUESSES
+from edgedsv4.runtime.read_ahead import ReadAhead
 from edgedsv4.runtime.slot_bank import SlotBank
 from edgedsv4.runtime.slot_books import Key, SlotBooks
 from edgedsv4.runtime.slot_filler import SlotFiller, Verification
 from edgedsv4.runtime.stats import ExpertStats
+from edgedsv4.runtime.store_ask import Ask, Guess
 from edgedsv4.runtime.store_plan import padded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from edgedsv4.config import Prefetch
+    from edgedsv4.formats.next_pairs import NextPairs
     from edgedsv4.model.weights import ExpertWeights, RoutedExperts
     from edgedsv4.runtime.expert_cache import CachePolicy
     from edgedsv4.runtime.expert_files import ExpertFiles
 
-SMALL_TOKENS = 16
-"""Evaluations of more tokens are prefill, whose selections count for less."""
 WAIT_MS = 20
 """How long a wait goes on before somebody may stop it."""
-LIKELY = 0.9
-"""Share of a layer's experts that an evaluation uses from which the next layer is read ahead."""
+GUESSES = 4
+"""Experts that are guessed per token and layer: of V4's misses they cover about half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,36 +62,17 @@ class StoreOptions:
     """Reads of 1 MiB under way at a time."""
     has_ring: bool = True
     """Read by io_uring where the kernel has it."""
-    has_prefetch: bool = True
-    """Read what will be needed before it is asked for."""
+    prefetch: Prefetch = "hash"
+    """What is read before it is asked for; see `EngineOptions`."""
+    guesses: int = GUESSES
+    """Experts that are guessed per token and layer, 1..64."""
+    pairs: NextPairs | None = None
+    """Which experts follow which in a corpus, for `pairs`."""
     verification: Verification | None = None
     """Compare what was read with checksums."""
-
-
-@dataclass(slots=True, eq=False)
-class _Ask:
-    """What one thread asked for and uses."""
-
-    layer: int = -1
-    wanted: set[int] = field(default_factory=set)
-    """Not handed out yet."""
-    total: int = 0
-    tokens: int = 0
-    is_counted: bool = False
-    unclaimed: deque[int] = field(default_factory=deque)
-    """Wanted, and neither found nor being read for this thread."""
-    arrived: list[Key] = field(default_factory=list)
-    """Claimed and published since the last step."""
-    ahead: int = 0
-    """Experts of the next layer that were considered for reading ahead."""
-    claims: set[Key] = field(default_factory=set)
-    held: dict[Key, int] = field(default_factory=dict)
-    """Handed out: physical slots."""
-    orphans: list[int] = field(default_factory=list)
-    """Handed out, and left out when the books were made anew."""
-    error: Dsv4Error | None = None
-    seen: int = 0
-    stalled: float = 0.0
+    is_elsewhere: Callable[[int, int], bool] = lambda _layer, _expert: False
+    """Whether a (layer, expert) lives where this store is not asked for it, and is not read ahead.
+    """
 
 
 class ExpertStore:
@@ -102,7 +86,7 @@ class ExpertStore:
         options: sizes and ways.
 
     Raises:
-        ConfigError: no slots.
+        ConfigError: no slots, or guesses out of their range.
         CapacityError: the memory is not given.
         BackendUnavailableError: the reader cannot run here.
     """
@@ -110,6 +94,8 @@ class ExpertStore:
     def __init__(self, experts: RoutedExperts, files: ExpertFiles, options: StoreOptions) -> None:
         if options.slots < 1 or options.staging < 0:
             raise ConfigError(f"a store needs at least 1 slot, found {options.slots}")
+        if not 1 <= options.guesses <= MOST_GUESSES:
+            raise ConfigError(f"guesses must be 1..{MOST_GUESSES}, found {options.guesses}")
         self.options = options
         self.slot_bytes = padded(files.object_bytes)
         self.bank = SlotBank(options.slots + options.staging, self.slot_bytes)
@@ -118,12 +104,12 @@ class ExpertStore:
         self._files = files
         self._filler = SlotFiller(experts, files, self.bank, self.reader, options.verification)
         self._books = self._new_books(range(self.bank.slots), options.slots)
+        self._ahead = ReadAhead(options, self._filler, experts.experts_of)
         self._lock = threading.Lock()
         self._local = threading.local()
-        self._asks: set[_Ask] = set()
-        self._tables = {layer: table.numpy() for layer, table in options.tables.items()}
+        self._asks: set[Ask] = set()
         self._is_dirty = False
-        names = ("ram_hits", "prefetch_hits", "disk_reads", "prefetched", "prefetch_wasted")
+        names = ("ram_hits", "prefetch_hits", "prefetch_late", "disk_reads", "prefetch_wasted")
         self._counts = dict.fromkeys(names, 0)
         self._stall_seconds = 0.0
 
@@ -148,6 +134,9 @@ class ExpertStore:
             counts["prefetch_wasted"] += self._books.prefetch_wasted
             return ExpertStats(
                 **counts,
+                prefetched=self._ahead.begun,
+                guess_misses=self._ahead.guess_misses,
+                guess_hits=self._ahead.guess_hits,
                 read_bytes=self._filler.read_bytes,
                 stall_seconds=self._stall_seconds,
             )
@@ -170,20 +159,33 @@ class ExpertStore:
         Args:
             token_ids: of the main model's next forward; None when nothing follows from them.
         """
-        if token_ids is None or not (self.options.has_prefetch and self._tables):
+        sure = set() if token_ids is None else self._ahead.sure(token_ids)
+        if not sure:
             return
-        rows = list(token_ids)
-        sure = {
-            (layer, expert)
-            for layer, table in self._tables.items()
-            for expert in table[rows].ravel().tolist()
-        }
         with self._lock:
             find = self._books.find
             if not all(find(key) is not None for key in sure) and self._begin_change():
-                # Half the slots at most, so that what is read ahead cannot push itself out.
-                most = (self.options.slots + self.options.staging - 1) // 2
-                self._prefetch(sorted(sure), most, lambda layer, expert: (layer, expert) in sure)
+                self._ahead.read_sure(self._books, sure)
+                self._is_dirty = False
+
+    def guesses_wanted(self, layer: int, tokens: int) -> int:
+        """How many experts the model should guess for each token of a layer."""
+        return self._ahead.guesses_wanted(self._books, layer, tokens)
+
+    def guess(self, layer: int, expert_ids: Sequence[int]) -> None:
+        """Read what a layer will probably ask for, once nothing else has to be read.
+
+        Args:
+            layer: the one after that which this thread streams.
+            expert_ids: each once, the likeliest first.
+        """
+        ask: Ask | None = getattr(self._local, "ask", None)
+        if ask is None:
+            return
+        with self._lock:
+            if self._begin_change():
+                ask.guess = Guess.of(layer, expert_ids)
+                self._ahead.read_guesses(self._books, ask, self._asks)
                 self._is_dirty = False
 
     def end_forward(self, tokens: int) -> None:
@@ -192,11 +194,12 @@ class ExpertStore:
         Args:
             tokens: by which counters age; 0 after a failure.
         """
-        ask: _Ask | None = getattr(self._local, "ask", None)
+        ask: Ask | None = getattr(self._local, "ask", None)
         with self._lock:
             if not self._is_dirty:
                 self._is_dirty = True
                 if ask is not None:
+                    self._ahead.give_up(self._books, ask)
                     self._let_go(ask, is_over=True)
                 if tokens:
                     self._books.cache.end_step(tokens)
@@ -263,11 +266,13 @@ class ExpertStore:
                 check_stop()
                 self._wait(ask)
 
-    def _new_ask(self, layer: int, expert_ids: Sequence[int], tokens: int) -> _Ask:
+    # ---- asking ----
+
+    def _new_ask(self, layer: int, expert_ids: Sequence[int], tokens: int) -> Ask:
         """What this thread asks for now; what it asked for before is let go by the first step."""
-        ask: _Ask | None = getattr(self._local, "ask", None)
+        ask: Ask | None = getattr(self._local, "ask", None)
         if ask is None:
-            ask = self._local.ask = _Ask()
+            ask = self._local.ask = Ask()
         ask.layer = layer
         ask.wanted = set(expert_ids)
         ask.total = len(ask.wanted)
@@ -275,7 +280,7 @@ class ExpertStore:
         ask.is_counted = False
         return ask
 
-    def _step(self, ask: _Ask, *, keeps_all: bool = False) -> list[tuple[int, ExpertWeights]]:
+    def _step(self, ask: Ask, *, keeps_all: bool = False) -> list[tuple[int, ExpertWeights]]:
         """What can be handed out now; reads begin for what cannot."""
         ready: list[tuple[int, ExpertWeights]] = []
         with self._lock:
@@ -287,21 +292,24 @@ class ExpertStore:
                 # Under the lock: until here other threads saw what was asked for before.
                 ask.unclaimed = deque(sorted(ask.wanted))
                 ask.arrived.clear()
-                ask.ahead = 0
+                ask.ahead = None
                 ask.error = None
             elif not keeps_all:
                 self._let_go(ask, is_over=False)
             self._collect()
             if not ask.is_counted:
+                self._ahead.judge(self._books, ask)
                 self._count(ask)
+                self._ahead.guess_by_pairs(self._books, ask)
                 self._find(ask, ready)
             for key in ask.arrived:
                 self._hand_out(ask, key, ready)
             ask.arrived.clear()
-            if ask.wanted or ask.tokens > SMALL_TOKENS:
+            if ask.wanted or not ask.is_small:
                 self._begin_reads(ask, ready)
-                self._look_ahead(ask)
+                self._ahead.read_layer(self._books, ask)
                 ask.seen = self._filler.look()
+            self._ahead.read_guesses(self._books, ask, self._asks)
             self._stall_seconds += ask.stalled
             ask.stalled = 0.0
             self._is_dirty = False
@@ -310,28 +318,30 @@ class ExpertStore:
             raise ask.error
         return ready
 
-    def _count(self, ask: _Ask) -> None:
+    def _count(self, ask: Ask) -> None:
         books, layer, wanted = self._books, ask.layer, ask.wanted
-        weight = 1.0 if ask.tokens <= SMALL_TOKENS else 1.0 / ask.tokens
+        weight = 1.0 if ask.is_small else 1.0 / ask.tokens
         books.cache.use(layer, sorted(wanted), weight)
         books.drop_staged(lambda at, expert: at != layer or expert in wanted)
         for reading in books.readings.values():
             at, expert = reading.key
             if at == layer and reading.claims == 0 and expert not in wanted:
-                self.reader.cancel(reading.job)  # read ahead in vain
-        hits = ahead = 0
+                self._filler.cancel(reading)  # read ahead in vain
+        hits = ahead = late = 0
         for expert in wanted:
             key = (layer, expert)
             if key in books.unused_prefetch or key in books.readings:
                 ahead += 1
+                late += key in books.readings
             elif books.find(key) is not None:
                 hits += 1
         self._counts["ram_hits"] += hits
         self._counts["prefetch_hits"] += ahead
+        self._counts["prefetch_late"] += late
         self._counts["disk_reads"] += len(wanted) - hits - ahead
         ask.is_counted = True
 
-    def _find(self, ask: _Ask, ready: list[tuple[int, ExpertWeights]]) -> None:
+    def _find(self, ask: Ask, ready: list[tuple[int, ExpertWeights]]) -> None:
         """Hand out all that is in memory before anything is read, which could push it out."""
         absent: deque[int] = deque()
         for expert in ask.unclaimed:
@@ -342,7 +352,9 @@ class ExpertStore:
                 self._hand_out(ask, key, ready)
         ask.unclaimed = absent
 
-    def _hand_out(self, ask: _Ask, key: Key, ready: list[tuple[int, ExpertWeights]]) -> None:
+    def _hand_out(self, ask: Ask, key: Key, ready: list[tuple[int, ExpertWeights]]) -> None:
+        if key in self._books.unused_prefetch:
+            self._admit(ask, key)
         slot = self._books.find(key)
         if slot is None:
             raise RuntimeError(f"expert {key} is claimed and gone")
@@ -353,7 +365,12 @@ class ExpertStore:
         ask.wanted.discard(key[1])
         ready.append((key[1], self._filler.record(slot)))
 
-    def _begin_reads(self, ask: _Ask, ready: list[tuple[int, ExpertWeights]]) -> None:
+    def _admit(self, ask: Ask, key: Key) -> None:
+        """What was read ahead and is used may have earned a place."""
+        layer, wanted = ask.layer, ask.wanted
+        self._books.admit(key, lambda at, other: at == layer and other in wanted)
+
+    def _begin_reads(self, ask: Ask, ready: list[tuple[int, ExpertWeights]]) -> None:
         """Begin to read what is wanted, as far as there are slots."""
         books, layer, wanted = self._books, ask.layer, ask.wanted
         while ask.unclaimed:
@@ -387,10 +404,10 @@ class ExpertStore:
             asks = [ask for ask in self._asks if key in ask.claims]
             if result.is_good:
                 self._books.publish(key)
-                if not result.reading.is_staged:
-                    self._came(key, result.reading.slot)
                 for ask in asks:
                     ask.arrived.append(key)
+                if asks and result.reading.is_prefetch:
+                    self._admit(asks[0], key)
                 continue
             self._books.give_up(key)
             for ask in asks:  # they begin again, or hear of the error
@@ -400,12 +417,12 @@ class ExpertStore:
         if filled and len(self._asks) > 1:
             self.reader.wake()
 
-    def _wait(self, ask: _Ask) -> None:
+    def _wait(self, ask: Ask) -> None:
         begin = time.perf_counter()
         self.reader.rest(ask.seen, WAIT_MS)
         ask.stalled += time.perf_counter() - begin
 
-    def _let_go(self, ask: _Ask, *, is_over: bool) -> None:
+    def _let_go(self, ask: Ask, *, is_over: bool) -> None:
         """What was handed out last has been used; if it `is_over`, nothing else is waited for."""
         keys = ask.claims if is_over else ask.held
         if not (keys or ask.orphans):
@@ -423,48 +440,11 @@ class ExpertStore:
         if len(self._asks) > 1:
             self.reader.wake()  # somebody may wait for a slot
 
-    # ---- reading ahead ----
-
-    def _prefetch(self, keys: Sequence[Key], most: int, is_kept: Callable[[int, int], bool]) -> int:
-        """Begin to read what is neither there nor coming; returns how many reads began."""
-        books, begun = self._books, 0
-        for key in keys:
-            if begun == most:
-                break
-            if books.find(key) is not None or key in books.readings:
-                continue
-            reading = books.begin(key, is_kept, is_prefetch=True)
-            if reading is None:
-                break
-            if self._filler.start(reading) is not None:
-                books.give_up(key)  # who asks for it will hear why
-                break
-            begun += 1
-        self._counts["prefetched"] += begun
-        return begun
-
-    def _look_ahead(self, ask: _Ask) -> None:
-        """With all reads of a layer begun, read the first experts of the next one."""
-        following, count = ask.layer + 1, self._experts.experts_of(ask.layer)
-        is_whole = ask.tokens > SMALL_TOKENS and ask.total >= LIKELY * count
-        if not (is_whole and self.options.has_prefetch and following < self.options.layers):
-            return
-        if ask.unclaimed or ask.ahead == count:
-            return
-        room = self._books.free_staging - self.options.staging // 2
-        while room > 0 and ask.ahead < count:
-            key = (following, ask.ahead)
-            room -= self._prefetch([key], 1, lambda _layer, _expert: True)
-            ask.ahead += 1
-
     def _new_books(self, slots: Iterable[int], cached: int) -> SlotBooks:
         return SlotBooks(slots, cached, self.options.policy())
 
-    def _came(self, key: Key, slot: int) -> None:
-        """An expert stays in a slot of the cache from now on; see `WatchedStore`."""
-
     def _all_gone(self) -> None:
-        """Nobody may rely on what the cache held."""
+        """Nobody may rely on what the cache held; see `WatchedStore`."""
 
     # ---- after an interrupt ----
 
@@ -478,7 +458,7 @@ class ExpertStore:
     def _start_anew(self) -> bool:
         """Empty books, after somebody was interrupted while changing them."""
         self._all_gone()
-        own: _Ask | None = getattr(self._local, "ask", None)
+        own: Ask | None = getattr(self._local, "ask", None)
         others = [ask for ask in self._asks if ask is not own]
         used = {slot for ask in others for slot in (*ask.held.values(), *ask.orphans)}
         free = [slot for slot in range(self.bank.slots) if slot not in used]
@@ -494,6 +474,7 @@ class ExpertStore:
             ask.held.clear()
             ask.claims.clear()
             ask.arrived.clear()
+            ask.guess = None
             ask.unclaimed = deque(sorted(ask.wanted))
         if own is not None:
             own.orphans.clear()

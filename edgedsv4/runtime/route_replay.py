@@ -15,13 +15,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edgedsv4.errors import ConfigError
+from edgedsv4.formats.route_trace import MOST_GUESSES
 from edgedsv4.runtime.cache_policies import make_policy
 from edgedsv4.runtime.expert_cache import ExpertCache, key_of
+from edgedsv4.runtime.guess_replay import GuessCounts, guesser_of
 
 if TYPE_CHECKING:
     from edgedsv4.config import ReplayPolicy
+    from edgedsv4.formats.next_pairs import NextPairs
     from edgedsv4.formats.route_trace import RouteShape, RouteTrace
     from edgedsv4.runtime.aged_frequency import Doubles
+    from edgedsv4.runtime.guess_replay import Guesser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,10 @@ class ReplayOptions:
     """Tokens evaluated at once in prefill."""
     prior: Doubles | None = None
     """[L, E], uses per token, for `aged`."""
+    pairs: NextPairs | None = None
+    """Judge these instead of the guesses of the trace."""
+    pair_guesses: int = 8
+    """Experts that pairs guess for each layer and token, 1..64."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError when a field is out of its range."""
@@ -44,6 +52,8 @@ class ReplayOptions:
             raise ConfigError(f"slots must be one or two numbers >= 1, found {self.slots}")
         if self.prefill_chunk < 1:
             raise ConfigError(f"prefill_chunk must be >= 1, found {self.prefill_chunk}")
+        if not 1 <= self.pair_guesses <= MOST_GUESSES:
+            raise ConfigError(f"pair_guesses must be 1..{MOST_GUESSES}, found {self.pair_guesses}")
 
 
 @dataclass(slots=True)
@@ -60,6 +70,8 @@ class ReplayCounts:
     prefill_tokens: int = 0
     prefill_reads: int = 0
     """Experts read during prefill; not part of the other figures."""
+    guesses: GuessCounts | None = None
+    """Of the layers before; None where nothing was guessed."""
 
     @property
     def reads(self) -> int:
@@ -86,6 +98,8 @@ class ReplayCounts:
         }
         if expert_bytes is not None:
             figures["bytes_per_token"] = round(self.reads * per_token * expert_bytes)
+        if self.guesses is not None:
+            figures["guesses"] = self.guesses.to_json()
         return figures
 
 
@@ -95,6 +109,8 @@ class _Step:
 
     tokens: int
     is_decode: bool
+    first: int
+    """Token."""
     layers: list[list[int]]
     """Expert ids by layer, as often as they were selected."""
 
@@ -111,16 +127,22 @@ def _steps(trace: RouteTrace, prefill_chunk: int) -> Iterator[_Step]:
         for first in range(run.first, end, size):
             part = trace.ids[first : min(first + size, end)]
             layers = part.transpose(1, 0, 2).reshape(trace.shape.layers, -1).tolist()
-            yield _Step(len(part), is_decode, layers)
+            yield _Step(len(part), is_decode, first, layers)
 
 
 class _Tiers:
     """Simulated tiers and what happened to them."""
 
-    def __init__(self, caches: Sequence[ExpertCache], options: ReplayOptions) -> None:
+    def __init__(
+        self, caches: Sequence[ExpertCache], options: ReplayOptions, guesser: Guesser | None
+    ) -> None:
         self.counts = ReplayCounts(hits=[0] * len(caches))
         self._caches = caches
         self._options = options
+        self._guesser = guesser
+        self._guesses = GuessCounts()
+        if guesser is not None:
+            self.counts.guesses = self._guesses
 
     def run(self, step: _Step) -> None:
         """Evaluate a step."""
@@ -133,6 +155,7 @@ class _Tiers:
             counts.tokens += step.tokens
             counts.selections += reads + sum(counts.hits) - sum(before[:-2])
             counts.evictions += self._evictions() - before[-1]
+            self._guesses.tokens += step.tokens
             return
         *counts.hits, counts.moved_up, _ = before
         counts.prefill_tokens += step.tokens
@@ -140,10 +163,23 @@ class _Tiers:
 
     def _layer(self, layer: int, ids: list[int], step: _Step) -> int:
         """Have every expert of a layer; returns how many no tier had."""
+        if self._guesser is not None and step.is_decode:
+            self._judge(layer, ids, self._guesser(step.first, layer))
         for cache in self._caches:
             cache.use(layer, ids, step.weight)
         wanted = dict.fromkeys(ids)
         return sum(self._is_read(layer, expert, wanted) for expert in wanted)
+
+    def _judge(self, layer: int, ids: list[int], guess: Sequence[int] | None) -> None:
+        if guess is None:
+            return
+        wanted = set(ids)
+        absent = {
+            expert
+            for expert in wanted.union(guess)
+            if all(cache.find(layer, expert) is None for cache in self._caches)
+        }
+        self._guesses.judge(layer, wanted, guess, absent)
 
     def _is_read(self, layer: int, expert: int, wanted: dict[int, None]) -> bool:
         for tier, cache in enumerate(self._caches):
@@ -202,7 +238,7 @@ def replay_routes(trace: RouteTrace, options: ReplayOptions) -> ReplayCounts:
             options.policy, shape.layers, shape.experts, prior=options.prior, future=known
         )
         caches.append(ExpertCache(slots, policy))
-    tiers = _Tiers(caches, options)
+    tiers = _Tiers(caches, options, guesser_of(trace, options.pairs, options.pair_guesses))
     for step in _steps(trace, chunk):
         tiers.run(step)
     return tiers.counts

@@ -438,7 +438,7 @@ class Session:
             check_files=self._parts.check_files,
             should_stop=self._cancel.is_set,
         )
-        timeline.watch_experts(self._parts.on_experts)
+        timeline.watch_experts(self._parts.on_experts, self._parts.on_guesses)
         return timeline
 
     def _snapshot_context(self, on_progress: Progress | None) -> SnapshotContext:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions
     from edgedsv4.formats.snapshot_header import SnapshotModel
-    from edgedsv4.model.hooks import SelectionHook
+    from edgedsv4.model.hooks import GuessHook, SelectionHook
     from edgedsv4.model.model import Model
     from edgedsv4.runtime.stats import ExpertStats
     from edgedsv4.text.messages import Message, Prompt
@@ -40,3 +40,5 @@ class SessionParts:
     """Name of what computes."""
     on_experts: SelectionHook | None = None
     """Watches the routing of every forward of the main model; see `ForwardHooks`."""
+    on_guesses: GuessHook | None = None
+    """Watches guesses at the routing; see `ForwardHooks`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edgedsv4.runtime.expert_cache import ExpertCache
 
@@ -36,6 +36,16 @@ class Reading:
     claims: int = 0
 
 
+class SlotWatcher(Protocol):
+    """Somebody who knows what the cache holds, without asking."""
+
+    def came(self, key: Key, slot: int) -> None:
+        """An expert stays in a physical slot."""
+
+    def gone(self, key: Key) -> None:
+        """An expert leaves; its slot will be used for another one."""
+
+
 class SlotBooks:
     """Slots of one bank.
 
@@ -43,7 +53,7 @@ class SlotBooks:
         slots: physical slots by number: those of the cache first, then those for staging.
         cached: how many of them the cache gets, at least one.
         policy: of the cache.
-        on_gone: told of every expert that leaves the cache, before its slot is used again.
+        watcher: told of every expert that enters or leaves the cache.
     """
 
     def __init__(
@@ -51,7 +61,7 @@ class SlotBooks:
         slots: Iterable[int],
         cached: int,
         policy: CachePolicy,
-        on_gone: Callable[[Key], None] | None = None,
+        watcher: SlotWatcher | None = None,
     ) -> None:
         places = list(slots)
         self.cache = ExpertCache(cached, policy)
@@ -59,13 +69,14 @@ class SlotBooks:
         self.unused_prefetch: set[Key] = set()
         """Published experts that were read ahead and not asked for yet."""
         self.prefetch_wasted = 0
-        """Experts that were read ahead and went unused."""
+        """Experts that were read ahead, wholly or in part, and went unused."""
         self._places = places[:cached]
         self._free_staging = places[cached:]
         self._staged: dict[Key, int] = {}
         self._claims: dict[Key, int] = {}
         self._owners: dict[int, Key] = {}
-        self._on_gone = on_gone
+        self._watcher = watcher
+        self._counts: dict[int, int] = {}
 
     @property
     def free_staging(self) -> int:
@@ -75,6 +86,14 @@ class SlotBooks:
     def cached(self) -> list[tuple[Key, int]]:
         """Published experts of the cache, each with its physical slot."""
         return [(key, slot) for slot, key in self._owners.items()]
+
+    def count_of(self, layer: int) -> int:
+        """Experts of a layer that the cache holds."""
+        return self._counts.get(layer, 0)
+
+    def has_demanded_reading(self) -> bool:
+        """Whether something is being read that is or was asked for."""
+        return any(reading.claims or not reading.is_prefetch for reading in self.readings.values())
 
     def find(self, key: Key) -> int | None:
         """Physical slot of a published expert."""
@@ -103,7 +122,12 @@ class SlotBooks:
             self._free_staging.append(self._staged.pop(key))
 
     def begin(
-        self, key: Key, is_kept: Callable[[int, int], bool], *, is_prefetch: bool = False
+        self,
+        key: Key,
+        is_kept: Callable[[int, int], bool],
+        *,
+        is_prefetch: bool = False,
+        spare: int | None = None,
     ) -> Reading | None:
         """Find a slot for an expert that is neither published nor being read.
 
@@ -111,23 +135,23 @@ class SlotBooks:
             key: the expert.
             is_kept: whether a (layer, expert) must not go for it; those that are claimed never do.
             is_prefetch: nobody waits for it.
+            spare: staging slots that it leaves free, and the policy may refuse it; None for what
+                is sure to be used.
 
         Returns:
             The read to begin; None when there is no slot at the moment.
         """
-        claims = self._claims
-        place = self.cache.take(
-            *key,
-            protected=lambda layer, expert: (layer, expert) in claims or is_kept(layer, expert),
-            # What the policy would not keep can still pass through.
-            may_refuse=bool(self._free_staging),
-        )
+        # What the policy would not keep can still pass through.
+        may_refuse = spare is not None or bool(self._free_staging)
+        place = self._take(key, is_kept, may_refuse=may_refuse)
         slot = None
         if place is not None:
             slot = self._places[place]
             self._forget_owner(slot)
-        elif self._free_staging:
+        elif len(self._free_staging) > (spare or 0):
             slot = self._free_staging.pop()
+        elif not is_prefetch:
+            slot = self._take_staged(is_kept)
         if slot is None:
             return None
         reading = Reading(key, slot, place is None, is_prefetch)
@@ -140,8 +164,7 @@ class SlotBooks:
         if reading.is_staged:
             self._staged[key] = reading.slot
         else:
-            self.cache.publish(*key)
-            self._owners[reading.slot] = key
+            self._own(key, reading.slot)
         if reading.claims:
             self._claims[key] = reading.claims
         elif reading.is_prefetch:
@@ -152,10 +175,32 @@ class SlotBooks:
     def give_up(self, key: Key) -> None:
         """The bytes of a read did not come; its claims are void."""
         reading = self.readings.pop(key)
+        self.prefetch_wasted += reading.is_prefetch and not reading.claims
         if reading.is_staged:
             self._free_staging.append(reading.slot)
         else:
             self.cache.give_up(*key)
+
+    def admit(self, key: Key, is_kept: Callable[[int, int], bool]) -> None:
+        """Let a staged expert that was read ahead stay, if the policy finds it worth a place now.
+
+        Its slot becomes that place's, and the victim's is free for staging. When the read began the
+        policy did not know that the expert would be used.
+
+        Args:
+            key: a published expert.
+            is_kept: whether a (layer, expert) must not go for it; those that are claimed never do.
+        """
+        if key not in self._staged:
+            return
+        place = self._take(key, is_kept, may_refuse=True)
+        if place is None:
+            return
+        freed, slot = self._places[place], self._staged.pop(key)
+        self._forget_owner(freed)
+        self._places[place] = slot
+        self._own(key, slot)
+        self._free_staging.append(freed)
 
     def drop_staged(self, is_wanted: Callable[[int, int], bool]) -> None:
         """Empty staging slots that nobody claims and `is_wanted` does not name."""
@@ -169,11 +214,40 @@ class SlotBooks:
         """A slot that was out of the books is free for staging."""
         self._free_staging.append(slot)
 
+    def _take(
+        self, key: Key, is_kept: Callable[[int, int], bool], *, may_refuse: bool
+    ) -> int | None:
+        """Reserve a place of the cache."""
+        claims = self._claims
+        return self.cache.take(
+            *key,
+            protected=lambda layer, expert: (layer, expert) in claims or is_kept(layer, expert),
+            may_refuse=may_refuse,
+        )
+
+    def _take_staged(self, is_kept: Callable[[int, int], bool]) -> int | None:
+        """The slot of a staged expert that nobody claims: what was only expected makes way."""
+        for key, slot in self._staged.items():
+            if key not in self._claims and not is_kept(*key):
+                del self._staged[key]
+                self._count_waste(key)
+                return slot
+        return None
+
+    def _own(self, key: Key, slot: int) -> None:
+        """An expert is in the cache."""
+        self.cache.publish(*key)
+        self._owners[slot] = key
+        self._counts[key[0]] = self._counts.get(key[0], 0) + 1
+        if self._watcher is not None:
+            self._watcher.came(key, slot)
+
     def _forget_owner(self, slot: int) -> None:
         key = self._owners.pop(slot, None)
         if key is not None:
-            if self._on_gone is not None:
-                self._on_gone(key)
+            self._counts[key[0]] -= 1
+            if self._watcher is not None:
+                self._watcher.gone(key)
             self._count_waste(key)
 
     def _count_waste(self, key: Key) -> None:

@@ -98,6 +98,10 @@ class SlotFiller:
         self._jobs[reading.job] = reading, reads
         return None
 
+    def cancel(self, reading: Reading) -> None:
+        """Read no more of it than what is under way; `collect` gives it back as no good."""
+        self._reader.cancel(reading.job)
+
     def collect(self) -> list[Filled]:
         """Reads that are over since the last call."""
         if not self._jobs:

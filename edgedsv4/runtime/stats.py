@@ -76,7 +76,13 @@ class ExpertStats:
     prefetched: int = 0
     """Experts read ahead."""
     prefetch_wasted: int = 0
-    """Those of them that went without having been used."""
+    """Those of them that went without having been used, also those of which a part was read."""
+    prefetch_late: int = 0
+    """Of `prefetch_hits`, those that were still on their way when they were asked for."""
+    guess_misses: int = 0
+    """Experts that were asked for and not in memory, at layers whose experts were guessed."""
+    guess_hits: int = 0
+    """Those of them that a guess named, read in time or not."""
     stall_seconds: float = 0.0
     """Time in which nothing could be computed for want of an expert."""
 
@@ -89,6 +95,11 @@ class ExpertStats:
     def hit_rate(self) -> float:
         """Share of them that was found in memory, a card's or main; 0 when none were asked for."""
         return (self.card_hits + self.ram_hits) / self.asked if self.asked else 0.0
+
+    @property
+    def guess_recall(self) -> float:
+        """Share of the misses that guesses named, at layers with guesses; 0 without any."""
+        return self.guess_hits / self.guess_misses if self.guess_misses else 0.0
 
     def since(self, earlier: ExpertStats) -> ExpertStats:
         """What was added to `earlier`."""

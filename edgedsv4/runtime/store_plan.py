@@ -7,7 +7,7 @@ memory but the process itself and buffers for copies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from edgedsv4.config import EngineOptions, ModelConfig
+    from edgedsv4.formats.next_pairs import NextPairs
     from edgedsv4.model.bound_weights import BoundExperts
     from edgedsv4.runtime.slot_filler import Verification
 
@@ -44,8 +45,15 @@ class StorePlan:
     """Routed experts of the model."""
     prior: npt.NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     """[layers, experts], uses per token in a corpus."""
+    pairs: NextPairs | None = field(default=None, compare=False, repr=False)
+    """Which experts follow which in a corpus."""
     verification: Verification | None = field(default=None, compare=False, repr=False)
     """Compares what is read with checksums."""
+
+    is_elsewhere: Callable[[int, int], bool] = field(
+        default=lambda _layer, _expert: False, compare=False, repr=False
+    )
+    """Whether a (layer, expert) is on a card, and never asked for."""
 
     @property
     def nbytes(self) -> int:

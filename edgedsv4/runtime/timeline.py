@@ -31,7 +31,7 @@ from edgedsv4.runtime.stats import SessionTotals, SyncReport
 
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions
-    from edgedsv4.model.hooks import SelectionHook
+    from edgedsv4.model.hooks import GuessHook, SelectionHook
     from edgedsv4.model.kv_cache import KvCache
     from edgedsv4.model.model import LogitRows, Model
     from edgedsv4.runtime.sampler import Sampler
@@ -122,9 +122,11 @@ class Timeline:
         """[V] after the last token as they are kept, None when they are not known."""
         return _on_host(self._logits)
 
-    def watch_experts(self, on_experts: SelectionHook | None) -> None:
+    def watch_experts(
+        self, on_experts: SelectionHook | None, on_guesses: GuessHook | None = None
+    ) -> None:
         """Have the routing of the main model watched from now on; see `ForwardHooks`."""
-        self._hooks = replace(self._hooks, on_experts=on_experts)
+        self._hooks = replace(self._hooks, on_experts=on_experts, on_guesses=on_guesses)
 
     def settle(self) -> None:
         """Throw away drafts that nobody sampled."""

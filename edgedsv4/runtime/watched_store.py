@@ -29,7 +29,7 @@ class WatchedStore(ExpertStore):
             table.clear()
             if not self._is_dirty:
                 for key, slot in self._books.cached():
-                    self._came(key, slot)
+                    self.came(key, slot)
 
     def begin_forward(self, token_ids: Sequence[int] | None) -> None:
         """See `ExpertStore`; first, what an interrupt left half done is repaired."""
@@ -65,13 +65,15 @@ class WatchedStore(ExpertStore):
             self._asks.discard(ask)
 
     def _new_books(self, slots: Iterable[int], cached: int) -> SlotBooks:
-        return SlotBooks(slots, cached, self.options.policy(), self._gone)
+        return SlotBooks(slots, cached, self.options.policy(), self)
 
-    def _came(self, key: Key, slot: int) -> None:
+    def came(self, key: Key, slot: int) -> None:
+        """See `SlotWatcher`."""
         if self._table is not None:
             self._table.put(*key, self._filler.record(slot))
 
-    def _gone(self, key: Key) -> None:
+    def gone(self, key: Key) -> None:
+        """See `SlotWatcher`."""
         if self._table is not None:
             self._table.drop(*key)
 

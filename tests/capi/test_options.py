@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgedsv4 import EngineOptions, ExpertStats, PromptOptions, SamplingOptions, StepStats
+from edgedsv4 import EngineOptions, ExpertStats, PromptOptions, SamplingOptions
 from edgedsv4.capi.bridge import ffi
 from edgedsv4.capi.chat import _DEFAULTS as PROMPT
 from edgedsv4.capi.chat import prompt_options_of
@@ -137,12 +137,14 @@ def test_the_header_says_the_defaults(member: str, said: str, default: bool) -> 
 
 def test_a_result_tells_where_experts_came_from() -> None:
     outcome = _Outcome(ffi.NULL)
+    read_ahead = {"prefetched": 9, "prefetch_hits": 2, "prefetch_late": 1, "prefetch_wasted": 4}
+    guesses = {"guess_misses": 8, "guess_hits": 6}
     experts = ExpertStats(
-        ram_hits=5, prefetch_hits=2, disk_reads=3, read_bytes=7 << 32, stall_seconds=0.5
+        ram_hits=5, disk_reads=3, read_bytes=7 << 32, stall_seconds=0.5, **read_ahead, **guesses
     )
-    figures = {"prompt_tokens": 1, "generated_tokens": 1}
-    seconds = {"prefill_seconds": 1.0, "decode_seconds": 1.0}
-    outcome.take(StepStats(**figures, **seconds, experts=experts))
+    outcome.take_experts(experts)
     found = outcome.struct
+    for name, value in (read_ahead | guesses).items():
+        assert getattr(found, f"expert_{name}") == value
     assert (found.expert_hits, found.expert_misses) == (5, 5)
     assert (found.expert_bytes_read, found.expert_stall_seconds) == (7 << 32, 0.5)

@@ -109,11 +109,15 @@ static void compute_in_parts(dk_run *run, const dk_network *network, const dk_la
 {
     int64_t count = network->experts.experts;
     uint8_t *chosen = bytes(count);
+    int32_t *guesses = (int32_t *)bytes(step->tokens * count * 4);
     for (int part = 0; part < 3; part++) {
+        if (step->layer + 1 < LAYERS)
+            expect(dk_layer_guess(run, network, layers, step, guesses, part + 1) == 0, "guesses end");
         for (int64_t expert = 0; expert < count; expert++)
             chosen[expert] = part > 0 && expert % 2 == part - 1;
         expect(dk_layer_part(run, network, layers, step, chosen) == 0, "a part ends");
     }
+    dk_route_guess(run, guesses, step->logits, NULL, step->tokens, count, count);
     expect(step->part_row == step->tokens * network->experts.k, "the parts have all rows");
 }
 

@@ -278,6 +278,7 @@ def _drafts_text(drafts: DraftStats) -> str:
 def _experts_text(experts: ExpertStats) -> str:
     return (
         f"{experts.hit_rate:.0%} of experts in memory, {experts.read_bytes / 1e9:.2f} GB read,"
+        f"{f' {experts.guess_recall:.0%} guessed,' if experts.guess_misses else ''}"
         f" {experts.stall_seconds:.1f} s waited"
     )
 

@@ -227,6 +227,10 @@ int dk_route(dk_run *run, int32_t *ids, float *weights, const float *logits, con
 /* weights [tokens, k] of given ids. */
 int dk_route_weights(dk_run *run, float *weights, const float *logits, const int32_t *ids, int64_t tokens,
                      int64_t experts, int64_t k, float scale);
+/* ids [tokens, most]: the `most` largest of p + bias as above, the best first, 1 <= most <= experts and 64. For
+ * guesses: a NaN comes first and is not reported. */
+int dk_route_guess(dk_run *run, int32_t *ids, const float *logits, const float *bias, int64_t tokens,
+                   int64_t experts, int64_t most);
 
 typedef struct {
     const dk_matrix *matrices; /* [experts * 3] w1, w3, w2 of each; only those of ids are read, and their
@@ -434,6 +438,11 @@ int dk_layers(dk_run *run, const dk_network *network, const dk_layer *layers, co
  * invariant as dk_layers, with the same bits as without parts. */
 int dk_layer_part(dk_run *run, const dk_network *network, const dk_layer *layers, dk_step *step,
                   const uint8_t *chosen);
+/* At a pause before the experts, before or after some were computed: ids [tokens, most] as dk_route_guess gives them
+ * for the next layer, whose router sees what this layer's saw. There must be a next layer, and it must not route by
+ * a table. step->logits are lost. Row invariant. */
+int dk_layer_guess(dk_run *run, const dk_network *network, const dk_layer *layers, const dk_step *step,
+                   int32_t *ids, int64_t most);
 /* logits [count, vocab] of `count` tokens from `first` on. Row invariant as dk_layers. */
 int dk_head(dk_run *run, const dk_network *network, const dk_hyper *hyper, const dk_step *step, float *logits,
             int64_t first, int64_t count);

@@ -3,19 +3,34 @@
 #include "native.h"
 #include "layer.h"
 
+/* The router of a layer on b->x. It always sees float32: a rounding could choose another expert. */
+static int router_logits(dk_run *run, const dk_network *network, const dk_layer *layer, const dk_step *step,
+                         const dk_buffers *b)
+{
+    dk_input x = {.x = b->x, .stride = network->hidden};
+    dk_product product = dk_product_of(b->logits, layer->experts.experts, &layer->router, &x, step->tokens);
+    return dk_products(run, &product, 1);
+}
+
 int dk_layer_route(dk_run *run, const dk_network *network, const dk_layer *layer, const dk_step *step,
                    dk_buffers *b)
 {
-    if (dk_read_streams(run, network, &layer->ffn_hyper, step, b))
-        return 1;
-    /* The router always sees float32: a rounding could choose another expert. */
     int64_t experts = layer->experts.experts;
-    dk_input x = {.x = b->x, .stride = network->hidden};
-    dk_product product = dk_product_of(b->logits, experts, &layer->router, &x, step->tokens);
-    if (dk_products(run, &product, 1))
+    if (dk_read_streams(run, network, &layer->ffn_hyper, step, b) ||
+        router_logits(run, network, layer, step, b))
         return 1;
     return dk_route(run, b->ids, b->weights, b->logits, layer->bias, layer->table, step->token_ids,
                     step->tokens, experts, layer->experts.k, network->routed_scale);
+}
+
+int dk_layer_guess(dk_run *run, const dk_network *network, const dk_layer *layers, const dk_step *step,
+                   int32_t *ids, int64_t most)
+{
+    const dk_layer *next = &layers[step->layer + 1];
+    dk_buffers b;
+    dk_lay_out(&b, network, step->tokens, step->keys, step->staged_bytes, run->threads, step->workspace);
+    return router_logits(run, network, next, step, &b) ||
+           dk_route_guess(run, ids, b.logits, next->bias, step->tokens, next->experts.experts, most);
 }
 
 /* Whether a gate or up product of the chosen experts can use int8. */

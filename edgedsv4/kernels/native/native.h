@@ -58,6 +58,9 @@
 #define DK_ALIGNED __attribute__((aligned(64)))
 #define DK_INLINE static inline __attribute__((always_inline, unused))
 
+/* Experts that can be guessed for one token. */
+enum { DK_MOST_GUESSES = 64 };
+
 /* Instruction sets as dk_isa numbers them. Compare with >= only inside #ifdef DK_X86. */
 enum {
     DK_LEVEL_SCALAR = 0,

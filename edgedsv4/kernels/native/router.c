@@ -30,8 +30,8 @@ static float score(float logit)
 /* Whether a goes before b: larger first, NaN before all. */
 static int is_before(float a, float b) { return a > b || (isnan(a) && !isnan(b)); }
 
-/* Ids of the k best in order of id; `best` [k] is scratch. */
-static void select_best(int32_t *ids, float *best, const route_job *job, const float *logits)
+/* Ids of the k best, the best first; `best` [k] is scratch. */
+static void rank_best(int32_t *ids, float *best, const route_job *job, const float *logits)
 {
     int64_t count = 0;
     for (int64_t expert = 0; expert < job->experts; expert++) {
@@ -46,6 +46,12 @@ static void select_best(int32_t *ids, float *best, const route_job *job, const f
         best[place] = value;
         ids[place] = (int32_t)expert;
     }
+}
+
+/* Ids of the k best in order of id; `best` [k] is scratch. */
+static void select_best(int32_t *ids, float *best, const route_job *job, const float *logits)
+{
+    rank_best(ids, best, job, logits);
     for (int64_t i = 1; i < job->k; i++) {
         int32_t id = ids[i];
         int64_t place = i;
@@ -107,4 +113,21 @@ int dk_route_weights(dk_run *run, float *weights, const float *logits, const int
 {
     route_job job = {NULL, weights, logits, NULL, NULL, NULL, ids, tokens, experts, k, scale, run};
     return dk_parallel(run, dk_parts(tokens, TOKENS_PER_TASK), route_tokens, &job);
+}
+
+static void guess_tokens(void *arg, int64_t task)
+{
+    const route_job *job = arg;
+    int64_t last = dk_min((task + 1) * TOKENS_PER_TASK, job->tokens);
+    for (int64_t token = task * TOKENS_PER_TASK; token < last; token++) {
+        float best[DK_MOST_GUESSES];
+        rank_best(job->ids + token * job->k, best, job, job->logits + token * job->experts);
+    }
+}
+
+int dk_route_guess(dk_run *run, int32_t *ids, const float *logits, const float *bias, int64_t tokens,
+                   int64_t experts, int64_t most)
+{
+    route_job job = {ids, NULL, logits, bias, NULL, NULL, NULL, tokens, experts, most, 0, run};
+    return dk_parallel(run, dk_parts(tokens, TOKENS_PER_TASK), guess_tokens, &job);
 }

@@ -21,7 +21,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profile")
     (folder / "text.txt").write_text("The river runs to the sea. " * 12)
     arguments = ["profile", "pocket-v4", folder / "text.txt", "--threads", "1", "--ctx", "64"]
-    arguments += ["--out", folder / "freq.json", "--trace", folder / "a.routes"]
+    arguments += ["--out", folder / "freq.json", "--trace", folder / "a.routes", "--pairs", "4"]
     assert main([str(argument) for argument in arguments]) == DONE
     return folder
 
@@ -52,6 +52,30 @@ def test_replay_prints_a_row_per_case(capsys: pytest.CaptureFixture[str]) -> Non
     assert heading.startswith("4,341 tokens, 7 layers of 8 experts, 2 used")
     assert names.split()[:4] == ["resident", "slots", "policy", "hits"]
     assert [row.split()[:3] for row in rows] == [["50%", "28", "lru"], ["50%", "28", "belady"]]
+
+
+@pytest.mark.parametrize("extra", [[], ["--pairs"]])
+def test_replay_judges_guesses(
+    made: Path, capsys: pytest.CaptureFixture[str], extra: list[str]
+) -> None:
+    call = ["replay", str(made / "a.routes"), "--resident", "25%", "--policy", "aged"]
+    call += ["--expert-freq", str(made / "freq.json"), *extra]
+    assert main([*call, "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)["replays"][0]["guesses"]
+    assert sorted(found["recall"]) == found["recall"]
+    assert found["recall"][-1] > 0.9
+    assert sorted(found["recall_by_layer"]) == [str(n) for n in range(1 if extra else 3, 7)]
+    assert main(call) == DONE
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "misses that were guessed: top-1 " in line
+    assert f"top-4 {found['recall'][3]:.0%}" in line
+
+
+def test_pairs_that_are_not_there_are_refused(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(made / "a.routes"), "--pairs"]) == REFUSED
+    assert "--pairs needs --expert-freq" in capsys.readouterr().err
 
 
 def test_keeping_everything_is_another_replay(capsys: pytest.CaptureFixture[str]) -> None:

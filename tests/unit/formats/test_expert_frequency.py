@@ -59,7 +59,9 @@ def test_frequencies_of_another_model_are_refused() -> None:
     ("name", "value", "message"),
     [
         ("format", "other", "expected 'edgedsv4-expert-frequency' version 1"),
-        ("version", 2, "version 2"),
+        ("version", 2, "missing key 'next'"),
+        ("version", 3, "version 3"),
+        ("next", {}, "unknown key 'next'"),
         ("tokens", 0, "tokens must be a number"),
         ("tokens", -1, "tokens must be a number"),
         ("tokens", 2**64, "tokens must be a number"),

@@ -11,10 +11,18 @@ import numpy as np
 import pytest
 
 from edgedsv4.errors import ConfigError, FormatError
-from edgedsv4.formats.route_trace import RouteShape, Run, read_route_trace, write_route_trace
+from edgedsv4.formats.route_trace import (
+    NO_GUESS,
+    RouteShape,
+    Run,
+    read_route_trace,
+    write_route_trace,
+)
 
 SHAPE = RouteShape(layers=3, experts=10, experts_per_token=2)
 IDS = np.random.default_rng(0).integers(10, size=(9, 3, 2)).astype(np.uint16)
+GUESSES = np.random.default_rng(1).integers(10, size=(9, 3, 4))
+GUESSES[:, 0] = -1
 IDENTITY = "0123456789abcdef" * 4
 HEADER = 96
 
@@ -146,14 +154,16 @@ def test_trailing_bytes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "offset", "value", "message"),
     [
-        ("<I", 8, 2, "format version 2, expected 1"),
+        ("<I", 8, 2, "0 guesses, expected 1..10 in version 2"),
+        ("<I", 8, 3, "format version 3, expected 1 or 2"),
+        ("<I", 8, 0, "format version 0, expected 1 or 2"),
         ("<I", 12, 104, "header of 104 bytes"),
         ("<I", 16, 0, "layers must be 1..512, found 0"),
         ("<I", 16, 2**32 - 1, "layers must be 1..512"),
         ("<I", 20, 4097, "experts must be 1..4096"),
         ("<I", 24, 11, "experts per token must be 1..10, found 11"),
         ("<I", 24, 0, "experts per token must be 1..10, found 0"),
-        ("<I", 28, 1, "reserved"),
+        ("<I", 28, 1, "1 guesses, expected 0..0 in version 1"),
         ("<Q", 32, 0, "0 tokens in 3 runs"),
         ("<Q", 32, 2**64 - 1, "bytes, .* expected for 18,446,744"),
         ("<Q", 32, 2**62, "expected for 4,611"),
@@ -176,6 +186,93 @@ def test_damage_behind_right_checksums_is_named(
 ) -> None:
     with pytest.raises(FormatError, match=message):
         read_route_trace(patched(tmp_path / "a", form, offset, value))
+
+
+def save_guesses(path: Path) -> Path:
+    with write_route_trace(path, SHAPE, identity_sha256=IDENTITY) as writer:
+        writer.append(IDS[:4], "prefill", guesses=GUESSES[:4])
+        writer.append(IDS[4:], "decode", guesses=GUESSES[4:])
+    return path
+
+
+def test_guesses_come_back(tmp_path: Path) -> None:
+    trace = read_route_trace(save_guesses(tmp_path / "a"))
+    assert np.array_equal(trace.ids, IDS)
+    assert trace.guesses is not None
+    assert np.array_equal(trace.guesses, np.where(GUESSES < 0, NO_GUESS, GUESSES))
+    assert read_route_trace(save(tmp_path / "b")).guesses is None
+
+
+def test_layout_of_guesses_is_the_documented_one(tmp_path: Path) -> None:
+    data = save_guesses(tmp_path / "a").read_bytes()
+    assert struct.unpack_from("<IIIIIIQQ", data, 8) == (2, 96, 3, 10, 2, 4, 9, 2)
+    rows = np.concatenate([IDS, GUESSES.astype("<u2")], axis=2).astype("<u2")
+    assert data[HEADER : HEADER + rows.nbytes] == rows.tobytes()
+    assert len(data) == HEADER + rows.nbytes + 2 * 16
+
+
+@pytest.mark.parametrize("change", ["truncate", "flip"])
+def test_every_damage_to_guesses_is_refused(tmp_path: Path, change: str) -> None:
+    path = save_guesses(tmp_path / "a")
+    data = path.read_bytes()
+    for place in range(len(data)):
+        rest = b"" if change == "truncate" else bytes([data[place] ^ 0x5A]) + data[place + 1 :]
+        path.write_bytes(data[:place] + rest)
+        with pytest.raises(FormatError):
+            read_route_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("form", "offset", "value", "message"),
+    [
+        ("<I", 28, 0, r"0 guesses, expected 1\.\.10 in version 2"),
+        ("<I", 28, 11, r"11 guesses, expected 1\.\.10 in version 2"),
+        ("<I", 28, 2**32 - 1, r"guesses, expected 1\.\.10"),
+        ("<I", 28, 3, "bytes, .* expected for 9 tokens"),
+        ("<I", 8, 1, r"4 guesses, expected 0\.\.0 in version 1"),
+        ("<H", HEADER + 2 * 6, 10, r"expert id 10, expected 0\.\.9 \(at byte 108\)"),
+        ("<H", HEADER + 2 * 8, 10, "a guess is no expert"),
+        ("<H", HEADER + 2 * 8, NO_GUESS, "some of its guesses only"),
+        ("<H", HEADER + 2 * 2, 3, "some of its guesses only"),
+    ],
+)
+def test_damaged_guesses_behind_right_checksums_are_named(
+    tmp_path: Path, form: str, offset: int, value: int, message: str
+) -> None:
+    path = save_guesses(tmp_path / "a")
+    data = bytearray(path.read_bytes())
+    struct.pack_into(form, data, offset, value)
+    path.write_bytes(reseal(data))
+    with pytest.raises(FormatError, match=message):
+        read_route_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("guesses", "message"),
+    [
+        (GUESSES[:, :2], r"guesses are \[9, 2, 4\] for ids \[9, 3, 2\]"),
+        (GUESSES[:, :, :0], r"guesses must be 1\.\.10, found 0"),
+        (np.zeros((9, 3, 11), dtype=np.int64), r"guesses must be 1\.\.10, found 11"),
+        (GUESSES + 7, r"guesses must be 0\.\.9, or -1"),
+        (GUESSES - 1, r"guesses must be 0\.\.9, or -1"),
+    ],
+)
+def test_guesses_that_are_no_experts_are_refused(
+    tmp_path: Path, guesses: np.ndarray, message: str
+) -> None:
+    with (
+        pytest.raises(ValueError, match=message),
+        write_route_trace(tmp_path / "a", SHAPE) as writer,
+    ):
+        writer.append(IDS, "decode", guesses=guesses)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tokens_with_guesses_do_not_follow_tokens_without(tmp_path: Path) -> None:
+    with write_route_trace(tmp_path / "a", SHAPE) as writer:
+        writer.append(IDS, "decode")
+        with pytest.raises(ValueError, match="4 guesses, 0 with the tokens before"):
+            writer.append(IDS, "decode", guesses=GUESSES)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF" + bytes(200), bytes(96)])

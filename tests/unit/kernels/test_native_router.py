@@ -11,7 +11,7 @@ from numeric import assert_close, assert_same_bits
 
 from edgedsv4.errors import ShapeError
 from edgedsv4.kernels.native.library import NativeRun, library, pointer
-from edgedsv4.kernels.router import route, route_reference
+from edgedsv4.kernels.router import rank_experts, route, route_reference, router_scores
 
 lib, ffi = library()
 pytestmark = pytest.mark.usefixtures("isa")
@@ -118,6 +118,30 @@ def test_weights_of_given_ids() -> None:
     run.check(lib.dk_route_weights(run.cdata, *arguments, 3, 6, 2, 2.0))
     scores = torch.nn.functional.softplus(logits.double()).sqrt().gather(1, ids.long())
     assert_close("weights", weights.check(), scores / scores.sum(1, keepdim=True) * 2, 5e-7)
+
+
+def guessed(logits: torch.Tensor, bias: torch.Tensor | None, most: int, run: NativeRun) -> list:
+    ids = Guarded(len(logits), most, dtype=torch.int32)
+    arguments = (pointer(ids.tensor), pointer(logits), pointer(bias))
+    run.check(lib.dk_route_guess(run.cdata, *arguments, *logits.shape, most))
+    return ids.check().tolist()
+
+
+@pytest.mark.parametrize(("experts", "most"), [(1, 1), (5, 2), (64, 64), (256, 64)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_guesses_are_the_best_in_order(experts: int, most: int, biased: bool) -> None:
+    logits = 4 * draw(7, experts)
+    bias = draw(experts) if biased else None
+    selection = router_scores(logits) if bias is None else router_scores(logits) + bias
+    expected = rank_experts(selection, most)
+    assert guessed(logits, bias, most, NativeRun(2)) == expected.tolist()
+
+
+def test_guesses_of_a_nan_are_not_reported() -> None:
+    run = NativeRun()
+    logits = torch.tensor([[1.0, math.nan, 3.0]])
+    assert guessed(logits, None, 2, run) == [[1, 2]]
+    assert run.cdata.bad == 0
 
 
 def test_the_public_function_checks_its_arguments() -> None:

@@ -9,7 +9,12 @@ import torch
 from numeric import assert_close
 
 from edgedsv4.errors import ShapeError
-from edgedsv4.kernels.router import router_scores, routing_weights, select_experts
+from edgedsv4.kernels.router import (
+    rank_experts,
+    router_scores,
+    routing_weights,
+    select_experts,
+)
 
 
 def test_scores_are_the_root_of_softplus() -> None:
@@ -27,6 +32,11 @@ def test_equal_scores_go_to_the_lower_id() -> None:
     scores = torch.zeros(1, 300)
     scores[0, 250] = 1.0
     assert select_experts(scores, 3).tolist() == [[0, 1, 250]]
+
+
+def test_ranks_the_largest_first_and_equal_ones_by_id() -> None:
+    scores = torch.tensor([[0.1, 0.9, 0.3, 0.9], [1.0, 2.0, 3.0, 4.0]])
+    assert rank_experts(scores, 3).tolist() == [[1, 3, 2], [3, 2, 1]]
 
 
 def test_weights_sum_to_the_scale_over_the_chosen() -> None:

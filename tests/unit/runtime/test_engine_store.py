@@ -93,7 +93,7 @@ def mapped() -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("slots", [3, 5, 16, 40, 96])
-@pytest.mark.parametrize("has_prefetch", [True, False], ids=["prefetch", "none"])
+@pytest.mark.parametrize("prefetch", ["off", "hash", "gate"])
 @pytest.mark.parametrize("profile", ["default", "exact"])
 @pytest.mark.parametrize("chunk", [9, 70])
 def test_text_does_not_depend_on_the_store(
@@ -101,11 +101,11 @@ def test_text_does_not_depend_on_the_store(
     prompt: list[int],
     expected: dict[tuple[str, int], list[int]],
     slots: int,
-    has_prefetch: bool,
+    prefetch: str,
     profile: str,
     chunk: int,
 ) -> None:
-    with stored_model(path, slots, profile=profile, has_prefetch=has_prefetch) as found:
+    with stored_model(path, slots, profile=profile, prefetch=prefetch) as found:
         model, store, _ = found
         cold = greedy(model, prompt, 16, chunk)
         warm = greedy(model, prompt, 16, chunk)

@@ -12,7 +12,7 @@ import torch
 
 from edgedsv4 import Engine, EngineOptions
 from edgedsv4.errors import ConfigError
-from edgedsv4.formats.route_trace import read_route_trace
+from edgedsv4.formats.route_trace import NO_GUESS, read_route_trace
 from edgedsv4.runtime.expert_profile import (
     ProfileOptions,
     RouteRecorder,
@@ -139,3 +139,57 @@ def test_failed_profile_leaves_no_trace(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         profile_experts(engine, TEXT, options, stop)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_trace_has_what_routers_guess_one_layer_earlier(engine: Engine, tmp_path: Path) -> None:
+    options = ProfileOptions(corpus="river", window=40, trace=tmp_path / "a.routes")
+    profile_experts(engine, TEXT, options)
+    trace = read_route_trace(tmp_path / "a.routes")
+    guesses = trace.guesses
+    assert guesses is not None
+    assert guesses.shape == (*trace.ids.shape[:2], 8)
+    assert (guesses[:, :3] == NO_GUESS).all()  # layers that route by a table
+    by_score = guesses[:, 3:]
+    assert (np.sort(by_score, axis=2) == np.arange(8)).all()  # all of the model's eight
+    first = by_score[:, :, :2, None] == trace.ids[:, 3:, None, :]
+    assert first.any(axis=2).mean() > 0.5  # two of eight by chance name a quarter
+
+
+def test_a_forward_without_guesses_takes_none_of_the_one_before() -> None:
+    recorder = RouteRecorder(2, lambda _ids: seen.append(recorder.guesses))
+    seen: list[npt.NDArray[np.int64] | None] = []
+    ids = torch.tensor([[1, 2]])
+    for has_guess in (True, False):
+        recorder(0, ids, ids)
+        if has_guess:
+            recorder.note_guesses(1, torch.tensor([[3, 4, 5]]))
+        recorder(1, ids, ids)
+    recorder(0, ids, ids)
+    recorder.note_guesses(1, ids)  # cancelled here
+    for layer in range(2):
+        recorder(layer, ids, ids)
+    assert seen[0] is not None
+    assert seen[0].tolist() == [[[-1, -1, -1], [3, 4, 5]]]
+    assert seen[1:] == [None, None]
+
+
+def test_profile_keeps_the_pairs_of_its_trace(engine: Engine, tmp_path: Path) -> None:
+    options = ProfileOptions(corpus="river", window=40, trace=tmp_path / "a.routes", pairs=3)
+    found = profile_experts(engine, TEXT, options).pairs
+    ids = read_route_trace(tmp_path / "a.routes").ids
+    assert found is not None
+    assert found.experts.shape == (6, 8, 3)
+    for layer in range(6):
+        for expert in range(8):
+            after = ids[(ids[:, layer] == expert).any(axis=1), layer + 1]
+            counts = np.bincount(after.ravel(), minlength=8)
+            assert found.counts[layer, expert].tolist() == sorted(counts, reverse=True)[:3]
+            assert (
+                counts[found.experts[layer, expert]].tolist()
+                == found.counts[layer, expert].tolist()
+            )
+
+
+def test_absurd_numbers_of_pairs_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"pairs must be 0\.\.16, found 17"):
+        ProfileOptions(corpus="x", pairs=17)

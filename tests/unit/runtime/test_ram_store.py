@@ -276,7 +276,7 @@ def test_no_prefetch_reads_nothing_ahead(path: Path) -> None:
     import torch  # as above
 
     tables = {0: torch.tensor([[1, 2]])}
-    with opened_store(path, 8, tables=tables, has_prefetch=False) as (store, experts):
+    with opened_store(path, 8, tables=tables, prefetch="off") as (store, experts):
         store.begin_forward([0])
         streamed(store, experts, 0, ALL, tokens=100)
         assert store.stats().prefetched == 0

@@ -3,11 +3,14 @@ to follow."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from edgedsv4.errors import ConfigError
-from edgedsv4.formats.route_trace import RouteShape, RouteTrace, Run
+from edgedsv4.formats.next_pairs import NextPairs
+from edgedsv4.formats.route_trace import NO_GUESS, RouteShape, RouteTrace, Run
 from edgedsv4.runtime.route_replay import ReplayOptions, replay_routes, slots_of_share
 from edgedsv4.runtime.synthetic_routes import NAMED_ROUTES, conversation_routes, zipf_routes
 
@@ -166,3 +169,61 @@ def test_conversations_begin_texts() -> None:
     trace = conversation_routes(SHAPE, 2000, 1, mean_tokens=200)
     assert 5 < len(trace.runs) < 30
     assert all(run.begins_text for run in trace.runs)
+
+
+def guessing(ids: list[list[list[int]]], guesses: list[list[list[int]]]) -> RouteTrace:
+    found = np.array(guesses)
+    trace = trace_of(*ids)
+    return replace(trace, guesses=np.where(found < 0, NO_GUESS, found).astype(np.uint16))
+
+
+def test_guesses_are_judged_by_what_is_absent() -> None:
+    ids = [[[0, 1], [2, 3]], [[0, 1], [3, 4]]]
+    guesses = [[[-1] * 3, [2, 5, 3]], [[-1] * 3, [3, 6, 5]]]
+    trace = guessing(ids, guesses)
+    found = replay_routes(trace, ReplayOptions(slots=(8,), policy="lru")).guesses
+    assert found is not None
+    # First token: 2 and 3 are absent, 5 in vain. Second: 3 is there, 4 is not named, two in vain.
+    assert found.to_json() == {
+        "misses_per_token": 1.5,
+        "recall": [0.333333, 0.333333, 0.666667],
+        "reads_per_token": [0.5, 1.5, 2.5],
+        "wasted_per_useful": [0.0, 2.0, 1.5],
+        "recall_by_layer": {"1": [0.333333, 0.333333, 0.666667]},
+    }
+
+
+def test_guesses_change_nothing_else() -> None:
+    ids = [[[n % 5, 5 + n % 3], [n % 7, 7 + n % 2]] for n in range(60)]
+    guesses = [[[-1] * 2, [n % 9, 10 + n % 3]] for n in range(60)]
+    options = ReplayOptions(slots=(6,), policy="aged")
+    with_guesses = replay_routes(guessing(ids, guesses), options)
+    assert with_guesses.guesses is not None
+    assert replace(with_guesses, guesses=None) == replay_routes(trace_of(*ids), options)
+
+
+def test_prefill_is_not_guessed() -> None:
+    trace = replace(
+        guessing([[[0, 1], [2, 3]]] * 3, [[[-1] * 2, [2, 3]]] * 3),
+        runs=(Run(0, "prefill", True), Run(2, "decode", False)),
+    )
+    found = replay_routes(trace, ReplayOptions(slots=(2,), policy="lru")).guesses
+    assert found is not None
+    assert (found.tokens, found.misses) == (1, {1: 2})
+
+
+def test_pairs_are_judged_instead() -> None:
+    trace = guessing([[[0, 1], [2, 3]]] * 4, [[[-1] * 2, [9, 8]]] * 4)
+    experts = np.tile(np.array([2, 9], dtype=np.int32), (1, 16, 1))
+    counts = np.tile(np.array([2, 1], dtype=np.uint64), (1, 16, 1))
+    pairs = NextPairs(experts, counts, np.full((1, 16), 4, dtype=np.uint64))
+    options = ReplayOptions(slots=(2,), policy="lru", pairs=pairs)
+    found = replay_routes(trace, options).guesses
+    assert found is not None
+    assert (found.recall(1), found.recall(2), found.wasted(2)) == (0.5, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("count", [0, 65])
+def test_absurd_numbers_of_guesses_are_refused(count: int) -> None:
+    with pytest.raises(ConfigError, match=r"pair_guesses must be 1\.\.64"):
+        ReplayOptions(slots=(2,), pair_guesses=count)
