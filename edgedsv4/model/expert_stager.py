@@ -202,6 +202,12 @@ class ExpertStager:
         slots = {expert: first + at for at, expert in enumerate(self._load(cut, half, first))}
         return [slots[expert] for expert in ids]
 
+    def replace(self, placed: PlacedLayer, expert_id: int, slot: int) -> None:
+        """Copy an expert into the slot of one that lives on the card, as `bring` does."""
+        self._tokens, self._check_stop = 1, _go_on
+        (cut,) = self._cut(placed, (expert_id,))
+        self._load(cut, self._halves[0], slot)
+
     def reset(self) -> None:
         """Forget what is under way: a forward ended early, or another begins."""
         self._plan.clear()

@@ -78,7 +78,7 @@ class SharedBank:
         return self.residents + half * self.half
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PlacedLayer:
     """The experts of one layer of which a part lives on the card."""
 
@@ -96,6 +96,32 @@ class PlacedLayer:
     def has_residents(self) -> bool:
         """Whether any expert lives on the card."""
         return len(self.missing) < self.places.numel()
+
+    def vacate(self, goes: int) -> int:
+        """Let an expert live elsewhere; its slot. No step may be under way."""
+        slot = int(self.places[goes])
+        if slot < 0:
+            raise ConfigError(f"expert {goes} of layer {self.layer} has no slot on the card")
+        self.places[goes] = -1
+        self.settle()
+        return slot
+
+    def occupy(self, comes: int, slot: int) -> None:
+        """Let an expert live in a free slot, to which it was copied. No step may be under way."""
+        if int(self.places[comes]) >= 0:
+            raise ConfigError(f"expert {comes} of layer {self.layer} has a slot on the card")
+        self.places[comes] = slot
+        self.settle()
+
+    def settle(self) -> None:
+        """Let everything follow `places`."""
+        self.table.copy_(self.places)
+        self.missing = missing_of(self.places)
+
+
+def missing_of(places: Tensor) -> tuple[int, ...]:
+    """Ids of experts that live elsewhere, ascending."""
+    return tuple((places < 0).nonzero().flatten().tolist())
 
 
 def runs_of(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -190,9 +216,8 @@ class PlacedExperts:
             if ids:
                 places[list(ids)] = torch.arange(slot, slot + len(ids), dtype=torch.int32)
             slot += len(ids)
-            missing = tuple((places < 0).nonzero().flatten().tolist())
             table = places.to(self._device, copy=True)
-            self._layers[layer] = PlacedLayer(layer, bank, places, table, missing)
+            self._layers[layer] = PlacedLayer(layer, bank, places, table, missing_of(places))
 
 
 def copy_expert(bank: ExpertBank, slot: int, expert: ExpertWeights) -> None:

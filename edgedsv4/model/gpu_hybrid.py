@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edgedsv4.model.gpu_banks import PlacedLayer
     from edgedsv4.model.gpu_buffers import StepBuffers
     from edgedsv4.model.gpu_network import DeviceLayer
+    from edgedsv4.model.gpu_residents import Residents
     from edgedsv4.model.host_experts import HostExperts
 
 
@@ -118,6 +119,8 @@ class HybridParts:
     """None with `off`."""
     prefers_cpu: Callable[[int], bool]
     """Whether the CPU computes the experts of a chunk of so many tokens faster than they travel."""
+    residents: Residents | None = None
+    """Who decides which experts live on the card; None where they stay."""
 
 
 class HybridExperts:
@@ -171,13 +174,31 @@ class HybridExperts:
 
     def begin_token(self) -> None:
         """Before the launches of a token."""
+        self._repair()
         if self._parts.host is not None:
             self._parts.host.begin()
 
     def end_token(self) -> None:
-        """After a token that ended well."""
-        if self._parts.host is not None:
-            self._parts.host.end_step()
+        """After a token that ended well, and before it is part of the timeline.
+
+        Raises:
+            ExpertReadError: an expert that should come to the card cannot be read.
+        """
+        host, residents = self._parts.host, self._parts.residents
+        if host is None:
+            return
+        host.end_step()
+        if residents is not None:
+            residents.note(host.seen)
+
+    def _repair(self) -> None:
+        if self._parts.residents is not None:
+            self._parts.residents.repair()
+
+    @property
+    def moves(self) -> int:
+        """Experts that came to live on the card since the model was opened."""
+        return 0 if self._parts.residents is None else self._parts.residents.moves
 
     def token(
         self, layer: DeviceLayer, placed: PlacedLayer, buffers: StepBuffers, family: str
@@ -247,6 +268,7 @@ class HybridExperts:
             tokens: of it.
             check_stop: called every now and then while experts are waited for; raises to stop.
         """
+        self._repair()
         self._stager.begin(tokens, check_stop)
         self._check_stop = check_stop
         if self._takes_all(tokens) and not self._is_for_cpu(tokens):

@@ -162,9 +162,9 @@ class GpuModel(Model):
             self.network.hybrid.check()
         if is_bad:
             self._explain(buffers.streams, position, 1, buffers.logits)
-        cache.commit_step()
         if self.network.hybrid is not None:
             self.network.hybrid.end_token()
+        cache.commit_step()
         # The buffers belong to the next step.
         made = None if logits == "none" else buffers.logits.clone()
         return Forward(made, buffers.streams.clone(), best)

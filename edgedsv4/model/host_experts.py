@@ -26,14 +26,20 @@ from edgedsv4.errors import (
 )
 from edgedsv4.kernels.native.library import fill_matrix, library, new_run, pointer
 from edgedsv4.model.expert_desk import ExpertDesk
-from edgedsv4.model.moe import WatchedStream, stream_of
+from edgedsv4.model.moe import (
+    WatchedStream,
+    foresight_of,
+    guess_by_router,
+    likeliest_first,
+    stream_of,
+)
 from edgedsv4.model.native_model import DK_SMALL_TOKENS
 from edgedsv4.model.native_network import DescribedExperts
 
 if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
     from edgedsv4.model.moe import ExpertSource
-    from edgedsv4.model.weights import ExpertWeights
+    from edgedsv4.model.weights import ExpertWeights, MoeWeights
 
 _ALIGNMENT = 64
 _LINGER_NS = 400_000
@@ -114,6 +120,7 @@ class HostExperts:
         source: of the experts. A resident one is asked now for all that the CPU may need.
         places: of each layer, int32 [E], negative where the CPU computes; None: everywhere.
         setting: threads and precision.
+        routers: of all layers, to guess what the next layer asks for while one waits.
 
     Raises:
         BackendUnavailableError: the C kernels are not built, or cannot read a weight.
@@ -126,11 +133,14 @@ class HostExperts:
         source: ExpertSource,
         places: Sequence[Tensor | None],
         setting: HostSetting,
+        routers: Sequence[MoeWeights] = (),
     ) -> None:
         lib, ffi = library()
         self._config = config
         self._source = source
         self._stream = stream_of(source)
+        self._foresight = foresight_of(source)
+        self._routers = routers
         self._described = DescribedExperts()
         self._passing = ffi.new("dk_matrix[]", 3 * config.num_experts)
         self._error: BaseException | None = None
@@ -155,9 +165,12 @@ class HostExperts:
         self._step_scratch = self._aligned(lib.dk_host_experts_bytes(self._layers, 1))
         self._jobs = ffi.new("dk_host_job[]", len(limits) + 1)
         self._found = torch.full((len(limits), k), -1, dtype=torch.int32)
+        self.seen = torch.full((len(limits), k), -1, dtype=torch.int32)
+        """[layers, k] ids that the last step chose, also those that the card computed."""
         for layer in range(len(limits)):
             self._fill_job(self._jobs[layer], layer)
             self._set_step(self._jobs[layer])
+            self._jobs[layer].seen = pointer(self.seen[layer])
         self._chunk: ChunkMemory | None = None
         self._desk: ExpertDesk | None = None
         if isinstance(source, WatchedStream):
@@ -196,6 +209,11 @@ class HostExperts:
         places, every = self._places[layer], range(self._config.num_experts)
         return list(every) if places is None else [e for e in every if int(places[e]) < 0]
 
+    def take_over(self, layer: int, expert_id: int) -> None:
+        """Compute an expert that lived on the card, and is asked for here from now on."""
+        if self._source.is_resident:
+            self._describe(layer, [expert_id], self._source.fetch(layer, [expert_id]))
+
     def begin(self) -> None:
         """Before a step: one token, whose rows have the bits of rows in a small chunk."""
         self._run.cdata.is_small = 1
@@ -209,7 +227,7 @@ class HostExperts:
         """
         lib, _ = library()
         if self._stream is not None:
-            self._in_parts(self._jobs + layer, layer, self.step.ids, _go_on)
+            self._in_parts(self._jobs + layer, layer, self.step, _go_on)
             return
         self._fetch(layer, self.step.ids)
         lib.dk_host_experts(self._jobs + layer)
@@ -257,7 +275,7 @@ class HostExperts:
         job.scratch = ffi.cast("void *", self._scratch.data_ptr())
         self._run.cdata.is_small = memory.tokens <= DK_SMALL_TOKENS
         if self._stream is not None:
-            self._in_parts(job, layer, memory.ids, check_stop or _go_on)
+            self._in_parts(job, layer, memory, check_stop or _go_on)
         else:
             self._fetch(layer, memory.ids)
             lib.dk_host_experts(job)
@@ -328,7 +346,7 @@ class HostExperts:
         lib, _ = library()
         layer = job - self._jobs
         try:
-            self._in_parts(job, layer, self.step.ids, _go_on)
+            self._in_parts(job, layer, self.step, _go_on)
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream must go on
             self._error = self._error or error
             lib.dk_host_refuse(job, -1)
@@ -336,7 +354,13 @@ class HostExperts:
             if isinstance(self._source, WatchedStream):
                 self._source.let_go()
 
-    def _in_parts(self, job: Any, layer: int, ids: Tensor, check_stop: Callable[[], None]) -> None:
+    def _in_parts(
+        self,
+        job: Any,
+        layer: int,
+        memory: StepMemory | ChunkMemory,
+        check_stop: Callable[[], None],
+    ) -> None:
         """Do a job, its experts batch by batch; a failure of the kernels is in its flag.
 
         Raises:
@@ -347,8 +371,11 @@ class HostExperts:
             raise ConfigError("the experts do not arrive, they are there")
         if lib.dk_host_begin(job):
             return
-        used = self._used(layer, ids)
-        for batch in self._stream.stream(layer, used, len(ids), check_stop) if used else ():
+        used, tokens = self._used(layer, memory.ids), len(memory.ids)
+        batches = self._stream.stream(layer, used, tokens, check_stop) if used else ()
+        for place, batch in enumerate(batches):
+            if place == 0:  # what this layer asks for is being read by now
+                self._tell_guesses(layer, memory.x)
             if not batch:
                 continue
             chosen = ffi.new("uint8_t[]", self._config.num_experts)
@@ -358,6 +385,17 @@ class HostExperts:
             if lib.dk_host_part(job, self._passing, chosen):
                 return
         lib.dk_host_sum(job)
+
+    def _tell_guesses(self, layer: int, x: Tensor) -> None:
+        """Guess for the layer after this one, if anybody wants that."""
+        following = self._routers[layer + 1 : layer + 2]
+        if self._foresight is None or not following or following[0].expert_table is not None:
+            return
+        most = self._foresight.guesses_wanted(layer + 1, len(x))
+        if most:
+            most = min(most, self._config.num_experts)
+            ids = guess_by_router(x, following[0], most, backend="native")
+            self._foresight.guess(layer + 1, likeliest_first(ids))
 
     def _used(self, layer: int, ids: Tensor) -> list[int]:
         """Those of the chosen experts that the CPU computes, ascending."""

@@ -19,6 +19,7 @@ from edgedsv4.kernels.quant_matmul import quant_matmul
 from edgedsv4.kernels.router import rank_experts, router_scores, routing_weights, select_experts
 
 if TYPE_CHECKING:
+    from edgedsv4.config import Backend
     from edgedsv4.model.layer_plan import LayerPlan
     from edgedsv4.model.step import Step
     from edgedsv4.model.weights import ExpertWeights, MoeWeights
@@ -205,12 +206,16 @@ def guess_experts(x: Tensor, layer: int, most: int, step: Step) -> Tensor:
     Returns:
         [T, most] int64, the likeliest first.
     """
-    weights = step.routers[layer]
+    return guess_by_router(x, step.routers[layer], most, backend=step.backend)
+
+
+def guess_by_router(x: Tensor, weights: MoeWeights, most: int, *, backend: Backend) -> Tensor:
+    """What a router would choose of an input; see `guess_experts`."""
     wide = x.to(accumulator(x.dtype))
-    scores = router_scores(quant_matmul(wide, weights.router, backend=step.backend))
+    scores = router_scores(quant_matmul(wide, weights.router, backend=backend))
     if weights.bias is not None:
         scores = scores + weights.bias.to(scores.dtype)
-    return rank_experts(scores, most, backend=step.backend)
+    return rank_experts(scores, most, backend=backend)
 
 
 def _tell_guesses(x: Tensor, layer: int, experts: ExpertSource, step: Step) -> None:

@@ -37,7 +37,7 @@ from edgedsv4.runtime.expert_files import ExpertFiles
 from edgedsv4.runtime.expert_store import MappedExperts
 from edgedsv4.runtime.gpu_devices import gpu_of
 from edgedsv4.runtime.host import physical_cores
-from edgedsv4.runtime.hybrid import with_hybrid
+from edgedsv4.runtime.hybrid import HybridWork, with_hybrid
 from edgedsv4.runtime.ram_store import ExpertStore, StoreOptions
 from edgedsv4.runtime.watched_store import WatchedStore
 
@@ -231,9 +231,14 @@ def _load_on_gpu(
                 is_pinned=options.pin_threads,
                 is_locked=device.type == "cuda",
             )
-            network = with_hybrid(
-                network, config, source, mode=card.mode, setting=setting, device=device
+            work = HybridWork(
+                mode=card.mode,
+                setting=setting,
+                device=device,
+                routers=[layer.moe for layer in weights.layers],
+                counts=card.counts,
             )
+            network = with_hybrid(network, config, source, work)
         numerics, family = numerics_of(options, device), gpu_of(device).family
         model = GpuModel(config, weights, source, numerics, network=network, family=family)
         stack.pop_all()

@@ -41,6 +41,8 @@ class CardPlan:
     all of them."""
     elsewhere_bytes: int
     """Of those, as they are stored."""
+    counts: Counts | None
+    """By which experts were placed; None where they were placed evenly."""
     notes: tuple[str, ...]
 
 
@@ -110,6 +112,7 @@ def plan_card(
         weights=split,
         elsewhere=sum(absent),
         elsewhere_bytes=sum(stored),
+        counts=counts,
         notes=(*notes, _note(mode, experts)),
     )
 

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.formats.snapshot_file import Source
     from edgedsv4.formats.snapshot_header import SnapshotModel
+    from edgedsv4.model.gpu_hybrid import HybridExperts
     from edgedsv4.model.hooks import GuessHook, SelectionHook
     from edgedsv4.model.model import Model
     from edgedsv4.runtime.timeline import Progress
@@ -440,7 +441,7 @@ class Engine:
 def _expert_stats(model: Model) -> ExpertStats | None:
     """Where experts came from; None where all are used in the mapped file, or on a card."""
     stats = model.experts.stats() if isinstance(model.experts, ExpertStore) else None
-    hybrid = model.network.hybrid if isinstance(model, GpuModel) else None
+    hybrid = _hybrid_of(model)
     if hybrid is None or hybrid.host is None:
         return stats
     counts = hybrid.host.counts()
@@ -449,12 +450,19 @@ def _expert_stats(model: Model) -> ExpertStats | None:
     return replace(stats, card_hits=counts.left)
 
 
+def _hybrid_of(model: Model) -> HybridExperts | None:
+    """Who computes experts of which a card holds only a part."""
+    return model.network.hybrid if isinstance(model, GpuModel) else None
+
+
 def _experts_facts(opened: _Opened) -> dict[str, object]:
     """Where routed experts are used, as JSON types."""
     source, plan, card = opened.model.experts, opened.choice.store, opened.choice.card
     facts: dict[str, object] = {}
     if card is not None:
         facts = {"on_card": card.experts.resident, "experts": card.experts.total}
+        hybrid = _hybrid_of(opened.model)
+        facts["moves"] = 0 if hybrid is None else hybrid.moves
     if not isinstance(source, ExpertStore) or plan is None:
         is_card = opened.choice.name == "triton" and card is None
         return {"place": "device" if is_card else "mapped", **facts}

@@ -26,7 +26,7 @@ from edgedsv4.model.weights import ExpertWeights
 from edgedsv4.runtime.expert_placement import CardExperts, LayerExperts, place_experts
 from edgedsv4.runtime.expert_rates import READ_BYTES, read_rate
 from edgedsv4.runtime.host_memory import HostMemory
-from edgedsv4.runtime.hybrid import with_hybrid
+from edgedsv4.runtime.hybrid import HybridWork, with_hybrid
 from edgedsv4.runtime.synthetic_network import RandomNetwork
 from edgedsv4.runtime.synthetic_report import HostShare
 
@@ -177,9 +177,8 @@ def hybrid_network(
         placed = PlacedExperts(config, source, chosen.placement, device, "BF16", source.stacks)
         network = RandomNetwork(config, recipe.types, device, placed=placed.fill).make()
         setting = HostSetting(threads=recipe.threads, has_int8=True, is_locked=source.is_locked)
-        network = with_hybrid(
-            network, config, source, mode=recipe.mode, setting=setting, device=device
-        )
+        work = HybridWork(mode=recipe.mode, setting=setting, device=device)
+        network = with_hybrid(network, config, source, work)
     except BaseException:
         source.close()
         raise

@@ -12,6 +12,8 @@ from edgedsv4.errors import CapacityError
 from edgedsv4.formats.range_reader import HAVE_READER
 from edgedsv4.kernels._triton import HAVE_TRITON
 from edgedsv4.kernels.native.library import HAVE_NATIVE
+from edgedsv4.model import gpu_residents
+from edgedsv4.runtime.expert_rates import ExpertRates
 
 pytestmark = [
     pytest.mark.gpu,
@@ -104,3 +106,24 @@ def test_a_step_with_experts_on_a_drive_is_a_graph() -> None:
 def test_on_and_off_do_not_depend_on_the_card() -> None:
     for mode in ("on", "off"):
         assert mapped(mode, "none") == mapped(mode, "some")
+
+
+@pytest.mark.parametrize("place", ["mapped", "stored"])
+def test_experts_that_move_to_the_card_change_no_bit_of_a_prompt(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Also by chance, so that many move; no tokens are few enough for the CPU.
+    monkeypatch.setattr(gpu_residents, "SIGMAS", 0.0)
+    monkeypatch.setattr(ExpertRates, "prefers_cpu", lambda *_: False)
+    chosen = options(vram_bytes=budgets()["some"], expert_place=place)
+    with Engine.open(POCKET, chosen) as engine:
+        ids = engine.tokenizer.encode(PROMPT * 4)
+        rows = []
+        for _ in range(2):
+            with engine.new_session() as session:
+                rows.append(session.evaluate(ids, logits="all"))
+            text(engine)
+        facts = engine.describe()["experts"]
+        assert isinstance(facts, dict)
+        assert facts["moves"] > 10
+        assert np.array_equal(*rows)  # type: ignore[arg-type]

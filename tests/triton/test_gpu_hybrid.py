@@ -130,6 +130,25 @@ def test_types_that_are_not_taken_apart_by_one_launch_pass_too(gate_up: str, dow
         torch.testing.assert_close(found.double(), wanted, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_an_expert_that_moved_is_computed_where_it_went(mode: CpuExperts) -> None:
+    source, given = Stored(), inputs(5)
+    experts = Experts(CONFIG, source, SOME, staged=2, setting=Setting(mode=mode))
+    before = experts.chunk(*given, precise=True)
+    hybrid, (layer, other) = experts.hybrid, experts.layers
+    for placed, goes, comes in ((layer, 3, 1), (other, 2, 0)):
+        if hybrid.host is not None:
+            hybrid.host.take_over(placed.layer, goes)
+        slot = placed.vacate(goes)
+        hybrid._stager.replace(placed, comes, slot)
+        placed.occupy(comes, slot)
+    assert (layer.missing, other.missing) == ((2, 3), (1, 2, 3))
+    wanted = torch.cat([expected(source, at, inputs(3)) for at in range(2)])
+    torch.testing.assert_close(tokens_of(experts).double(), wanted, rtol=2e-5, atol=2e-5)
+    for found, earlier in zip(experts.chunk(*given, precise=True), before, strict=True):
+        assert torch.equal(found, earlier)
+
+
 def test_off_has_the_same_bits_for_every_placement() -> None:
     results = []
     for resident, staged in ((EVERYBODY, 2), (NOBODY, 4), (SOME, 3)):

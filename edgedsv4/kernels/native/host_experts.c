@@ -53,6 +53,8 @@ static int64_t choose(dk_host_job *job, int32_t *ids, int *has_int8, int is_desk
 {
     const dk_experts *e = job->experts;
     int64_t found = 0, pairs = job->tokens * e->k;
+    if (job->seen)
+        memcpy(job->seen, job->ids, (size_t)pairs * 4);
     for (int64_t pair = 0; pair < pairs; pair++) {
         int32_t id = job->ids[pair];
         if (id < 0 || id >= e->experts) {

@@ -281,6 +281,7 @@ typedef struct {
     dk_desk *desk;         /* asked for experts without a record; NULL: they are a failure */
     int32_t *found;        /* [tokens, k] or NULL: after a job that asked nobody, the ids that it computed, -1
                               for the others; all -1 after one that did */
+    int32_t *seen;         /* [tokens, k] or NULL: a copy of the ids, for who counts them later */
     int64_t tokens;
     int64_t row;           /* of a job that is done in parts */
     int32_t failed;        /* set, and never taken back, by a job whose out is all NaN: 1 an id is out of
