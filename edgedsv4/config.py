@@ -317,24 +317,25 @@ class EngineOptions:
     """Tokens evaluated at once in prefill, 1..65,536; the working memory grows with it. None takes
     256 on a CPU and what memory allows on a GPU, at most 4,096."""
     ram_bytes: int | None = None
-    """Budget for weights, KV cache and working memory; None takes what the machine has."""
+    """Budget in main memory for weights, KV cache and working memory, and beside a GPU for experts
+    that do not live there; None takes what is free."""
     vram_bytes: int | None = None
     """Budget on a GPU; None takes what is free there, which is never exceeded."""
     cpu_experts: CpuExperts = "auto"
     """Who computes the routed experts of a model on a GPU: `auto` takes the card for those that fit
     there and the CPU for the rest, `on` the CPU for all of a token's, `off` the card for all, and
     what does not fit passes through it. With `on` and with `off` the text does not depend on the
-    memory of the card."""
+    memory of the card; with `auto` experts move to it as they turn out to be used often."""
     expert_threads: int | None = None
     """CPU threads for routed experts of a model on a GPU, 1..1024; None takes the physical
     cores."""
     checkpoint_bytes: int = 1 << 30
     """Memory one session may spend on turn checkpoints, 0..2^50; the oldest are given up first."""
     expert_place: ExpertPlace = "auto"
-    """Where routed experts are used, on a CPU: `mapped` in the file, as far as the system caches
-    it; `stored` in slots of their own, those used often staying there and the others read as they
-    are needed. `auto` takes `stored` when not all fit in the memory budget. The text is the
-    same."""
+    """Where routed experts are used in main memory: `mapped` in the file, as far as the system
+    caches it; `stored` in slots of their own, those used often staying there and the others read as
+    they are needed. `auto` takes `stored` when not all fit in the memory budget; those that live on
+    a GPU need no place here. The text is the same."""
     expert_ram_bytes: int | None = None
     """Memory for stored experts, part of the budget; None takes what is left beside the rest."""
     expert_freq: str | Path | None = None
