@@ -62,3 +62,12 @@ def tell_outcome(prediction: Prediction, stats: StepStats, terminal: Terminal) -
     )
     for deviation in edgedsv4.compare(prediction, outcome):
         terminal.note(f"edgedsv4: {deviation}")
+
+
+def parts_text(seconds: dict[str, float]) -> str:
+    """Milliseconds by link, of those that take any."""
+    return ", ".join(
+        f"{edgedsv4.limit_text(name)} {value * 1e3:,.1f}"
+        for name, value in seconds.items()
+        if value
+    )

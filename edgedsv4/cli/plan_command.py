@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import edgedsv4
+from edgedsv4.cli.expectation import parts_text
 from edgedsv4.cli.flags import Flag, engine_options
 from edgedsv4.cli.links_file import AGAIN, store_links, stored_links
 from edgedsv4.errors import ConfigError
@@ -150,18 +151,10 @@ def _print_prediction(prediction: Prediction, terminal: Terminal) -> None:
         f" {decode.bound_tokens_per_second:,.1f}; the limit is"
         f" {edgedsv4.limit_text(decode.limit)}"
     )
-    terminal.line(f"  ms of a token: {_parts(decode.seconds)}")
+    terminal.line(f"  ms of a token: {parts_text(decode.seconds)}")
     for prefill in prediction.prefill:
         terminal.line(
             f"prefill {prefill.tokens_per_second:,.0f} tokens/s in chunks of {prefill.tokens:,};"
             f" the limit is {edgedsv4.limit_text(prefill.limit)}"
         )
-        terminal.line(f"  ms of a chunk: {_parts(prefill.seconds)}")
-
-
-def _parts(seconds: dict[str, float]) -> str:
-    return ", ".join(
-        f"{edgedsv4.limit_text(name)} {value * 1e3:,.1f}"
-        for name, value in seconds.items()
-        if value
-    )
+        terminal.line(f"  ms of a chunk: {parts_text(prefill.seconds)}")

@@ -33,6 +33,8 @@ HOST_BYTES = 1 << 30
 WORKSPACE_SHARE = 4
 """One part of so many of what dense weights leave on a card may be working memory."""
 _MOST_BYTES = 1 << 50
+_OF_FEW = ("embed", ".tid2eid", "head")
+"""Roles of which a token needs a row, or of which only the last token of a chunk needs any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class TokenCost:
     dense_bytes: int
     """Every weight but routed experts and the MTP block, once."""
     dense_weights: int
-    """Elements of them."""
+    """Elements of them that every token of a chunk is multiplied with: all but the head's."""
     expert_bytes: tuple[int, ...]
     """Of one routed expert, by layer."""
     expert_weights: int
@@ -56,7 +58,7 @@ class TokenCost:
         config = bound.config
         elements = 0
         for role, tensor in bound.tensors.items():
-            if not role.startswith("draft.") and not role.endswith(("embed", ".tid2eid")):
+            if not role.startswith("draft.") and not role.endswith(_OF_FEW):
                 rows = 1
                 for size in tensor.shape[:-1]:
                     rows *= size
@@ -235,16 +237,41 @@ def place_experts(request: TierRequest) -> TierPlan:
     memory, chunk = _dense_plan(request)
     left = max(0, memory.available_bytes - memory.needed_bytes)
     all_slots = (config.num_experts,) * config.num_layers
-    none = (0,) * config.num_layers
-    vram, vram_staging, ram_room = none, 0, left
+    vram, vram_staging, ram_room = (0,) * config.num_layers, 0, left
     if request.vram_bytes is not None:
         vram, vram_staging = _fill(left, sizes, all_slots, config.experts_per_token)
         ram_room = max(0, request.ram_bytes - HOST_BYTES)
     rest = tuple(config.num_experts - count for count in vram)
     ram, ram_staging = _fill(ram_room, sizes, rest, config.experts_per_token)
-    drive = tuple(count - taken for count, taken in zip(rest, ram, strict=True))
+    return plan_of_slots(
+        request, memory, chunk, vram, ram, staging_bytes=(vram_staging, ram_staging)
+    )
+
+
+def plan_of_slots(
+    request: TierRequest,
+    memory: MemoryPlan,
+    chunk: int,
+    vram: tuple[int, ...],
+    ram: tuple[int, ...],
+    *,
+    staging_bytes: tuple[int, int] = (0, 0),
+) -> TierPlan:
+    """The plan of a placement that was decided elsewhere.
+
+    Args:
+        request: what it follows from; its budgets are not looked at.
+        memory: of everything but experts.
+        chunk: tokens evaluated at once in prefill.
+        vram: experts of each layer on the card.
+        ram: experts of each layer in main memory beside them; the rest is on the drive.
+        staging_bytes: on the card and in main memory.
+    """
+    sizes, none = request.cost.expert_bytes, (0,) * request.config.num_layers
+    held = tuple(a + b for a, b in zip(vram, ram, strict=True))
+    drive = tuple(request.config.num_experts - count for count in held)
     chances = _chances(request)
-    starts = (none, vram, tuple(a + b for a, b in zip(vram, ram, strict=True)))
+    starts = (none, vram, held)
     tiers = [
         Tier(
             name,
@@ -263,8 +290,8 @@ def place_experts(request: TierRequest) -> TierPlan:
         vram=tiers[0],
         ram=tiers[1],
         drive=tiers[2],
-        vram_staging_bytes=vram_staging,
-        ram_staging_bytes=ram_staging,
+        vram_staging_bytes=staging_bytes[0],
+        ram_staging_bytes=staging_bytes[1],
         chances=chances,
     )
 

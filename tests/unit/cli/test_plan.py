@@ -73,7 +73,7 @@ def test_card_and_advice_are_shown(cache: Path, capsys: pytest.CaptureFixture[st
     found = json.loads(capsys.readouterr().out)
     assert found["placement"]["tiers"][0]["share"] == 1
     assert found["available_bytes"] == 31 << 30
-    assert found["prediction"]["decode"]["limit"] == "dense"
+    assert found["prediction"]["decode"]["limit"] == "launches"
     assert main(["plan", "random-tiny", *BUDGET, "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["available_bytes"] == 1 << 30
 

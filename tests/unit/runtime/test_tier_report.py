@@ -12,6 +12,7 @@ from tier_samples import ALL_EXPERTS, COST, DESKTOP, OPTIONS, needed_bytes, requ
 from edgedsv4.config import EngineOptions
 from edgedsv4.errors import ConfigError
 from edgedsv4.runtime.tier_plan import HOST_BYTES, place_experts
+from edgedsv4.runtime.tier_rates import speeds_of
 from edgedsv4.runtime.tier_report import (
     Deviation,
     Outcome,
@@ -20,7 +21,6 @@ from edgedsv4.runtime.tier_report import (
     limit_text,
     plan_tiers,
     report,
-    speeds_of,
 )
 from edgedsv4.runtime.tier_speed import predict
 
