@@ -126,11 +126,27 @@ def _print_tiers(report: TierReport, terminal: Terminal) -> None:
             terminal.line(f"{f'staging, {place}':30}{nbytes:>20,}")
     if plan.has_card:
         terminal.line(f"{'memory, all':30}{plan.ram_bytes:>20,}  of {plan.request.ram_bytes:,}")
+    _print_store(report, terminal)
     terminal.line(f"{'one token uses':30}{plan.bytes_per_token:>20,}")
     if not plan.has_slots_for_a_token:
         terminal.line("too little memory to keep the experts of even one token")
     if sum(any(tier.slots) for tier in plan.tiers) > 1:
         terminal.line("shares: as if all experts were as likely; a cache that learns hits more")
+
+
+def _print_store(report: TierReport, terminal: Terminal) -> None:
+    """The store as opening would make it; nothing where files are mapped and all fit."""
+    if report.why_mapped:
+        terminal.line(report.why_mapped)
+    store, options = report.plan.store, report.plan.request.options
+    if store is None:
+        return
+    terminal.line(f"{'slot of the store':30}{store.slot_bytes:>20,}{store.slots:>9,} that stay")
+    terminal.line(f"{'':50}{store.staging:>9,} that others pass through")
+    terminal.line(
+        f"the others are read as they are needed: io {options.io}, up to {options.io_depth:,}"
+        f" reads of 1 MiB at a time, prefetch {options.prefetch}"
+    )
 
 
 def _print_speed(report: TierReport, terminal: Terminal) -> None:

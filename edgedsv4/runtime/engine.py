@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -26,6 +26,7 @@ from edgedsv4.formats.sigbus import install_guard
 from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime.backends import BackendChoice, check_backend, load_model
 from edgedsv4.runtime.device import engine_device, resident_bytes
+from edgedsv4.runtime.engine_plan import plan_of_engine
 from edgedsv4.runtime.gpu_devices import device_memory_errors
 from edgedsv4.runtime.memory_plan import (
     EXPERTS,
@@ -41,6 +42,8 @@ from edgedsv4.runtime.session import Session
 from edgedsv4.runtime.session_parts import SessionParts
 from edgedsv4.runtime.shipped_models import open_model
 from edgedsv4.runtime.snapshot import session_owner
+from edgedsv4.runtime.tier_plan import TokenCost
+from edgedsv4.runtime.tier_report import report_plan
 from edgedsv4.runtime.token_bytes import TokenBytes, cache_read_bytes
 from edgedsv4.runtime.verify import verify_weights
 from edgedsv4.text.prompt import render_prompt
@@ -54,7 +57,9 @@ if TYPE_CHECKING:
     from edgedsv4.formats.snapshot_header import SnapshotModel
     from edgedsv4.model.hooks import SelectionHook
     from edgedsv4.model.model import Model
+    from edgedsv4.runtime.links import Links
     from edgedsv4.runtime.stats import ExpertStats
+    from edgedsv4.runtime.tier_report import TierReport
     from edgedsv4.runtime.timeline import Progress
     from edgedsv4.text.messages import Message, Prompt
     from edgedsv4.text.prompt import PromptOptions
@@ -75,6 +80,7 @@ class _Opened:
     weights: dict[str, int]
     """Bytes by item of the memory plan."""
     token_bytes: TokenBytes
+    cost: TokenCost
     choice: BackendChoice
     threads: int
     notes: tuple[str, ...]
@@ -153,6 +159,7 @@ class Engine:
                 plan=plan,
                 weights=weights,
                 token_bytes=TokenBytes.of(bound),
+                cost=TokenCost.of(bound),
                 choice=choice,
                 threads=threads,
                 notes=notes_of(model, checkpoint, (*bound.warnings, *placement.notes), placement),
@@ -338,6 +345,31 @@ class Engine:
             "expert_weights": opened.token_bytes.expert_weights,
             "kv": cache_read_bytes(self._layout(opened), depth),
         }
+
+    def expected_speed(self, links: Links) -> TierReport:
+        """What the links of this machine let expect of the engine as it was opened.
+
+        Where experts lie is what the engine was given, not what a plan would choose now.
+
+        Args:
+            links: what was measured of the machine.
+
+        Returns:
+            A report without a prediction where figures are missing, or torch computes.
+        """
+        opened = self._live
+        plan = plan_of_engine(
+            opened.checkpoint.config,
+            opened.cost,
+            self.options,
+            opened.plan,
+            opened.choice,
+            opened.weights,
+        )
+        found = report_plan(plan, links, links.drive_of(opened.checkpoint.path))
+        if opened.choice.name == "reference":
+            return replace(found, prediction=None, missing=("torch's operations",), advice=())
+        return found
 
     def close(self) -> None:
         """Give files and memory back. Closing twice is fine.

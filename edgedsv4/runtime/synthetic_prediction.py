@@ -82,7 +82,7 @@ def synthetic_plan(
         config, weights, engine, available_bytes=experts, context=context, on_gpu=True
     )
     ram = tuple(config.num_experts - count for count in vram)
-    return plan_of_slots(request, memory, chunk, vram, ram)
+    return plan_of_slots(request, memory, chunk, (vram, ram))
 
 
 def needed_links(config: ModelConfig, options: SyntheticOptions, report: Progress) -> Links:

@@ -23,6 +23,7 @@ from edgedsv4.runtime.token_bytes import TokenBytes
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions, ModelConfig
     from edgedsv4.model.bound_weights import BoundWeights
+    from edgedsv4.runtime.store_plan import StorePlan
 
 STAGING_EXPERTS = 64
 """Experts on their way from a slower tier: one half is filled while the other is used."""
@@ -167,6 +168,8 @@ class TierPlan:
     ram_staging_bytes: int
     chances: tuple[tuple[float, ...], ...]
     """[layers][experts] probability that a token uses the expert, the likeliest first."""
+    store: StorePlan | None = None
+    """Of the experts in main memory, whose lines `memory` then has; None where files are mapped."""
 
     @property
     def has_card(self) -> bool:
@@ -189,6 +192,8 @@ class TierPlan:
     def ram_bytes(self) -> int:
         """Planned in main memory, experts and staging included."""
         fixed = HOST_BYTES if self.has_card else self.memory.needed_bytes
+        if self.store is not None and not self.has_card:
+            return fixed
         return fixed + self.ram_staging_bytes + self.ram.nbytes
 
     @property
@@ -244,7 +249,7 @@ def place_experts(request: TierRequest) -> TierPlan:
     rest = tuple(config.num_experts - count for count in vram)
     ram, ram_staging = _fill(ram_room, sizes, rest, config.experts_per_token)
     return plan_of_slots(
-        request, memory, chunk, vram, ram, staging_bytes=(vram_staging, ram_staging)
+        request, memory, chunk, (vram, ram), staging_bytes=(vram_staging, ram_staging)
     )
 
 
@@ -252,10 +257,10 @@ def plan_of_slots(
     request: TierRequest,
     memory: MemoryPlan,
     chunk: int,
-    vram: tuple[int, ...],
-    ram: tuple[int, ...],
+    slots: tuple[tuple[int, ...], tuple[int, ...]],
     *,
     staging_bytes: tuple[int, int] = (0, 0),
+    store: StorePlan | None = None,
 ) -> TierPlan:
     """The plan of a placement that was decided elsewhere.
 
@@ -263,11 +268,12 @@ def plan_of_slots(
         request: what it follows from; its budgets are not looked at.
         memory: of everything but experts.
         chunk: tokens evaluated at once in prefill.
-        vram: experts of each layer on the card.
-        ram: experts of each layer in main memory beside them; the rest is on the drive.
+        slots: experts of each layer on the card, and in main memory; the rest is on the drive.
         staging_bytes: on the card and in main memory.
+        store: that the experts in main memory are in.
     """
-    sizes, none = request.cost.expert_bytes, (0,) * request.config.num_layers
+    (vram, ram), sizes = slots, request.cost.expert_bytes
+    none = (0,) * request.config.num_layers
     held = tuple(a + b for a, b in zip(vram, ram, strict=True))
     drive = tuple(request.config.num_experts - count for count in held)
     chances = _chances(request)
@@ -275,11 +281,11 @@ def plan_of_slots(
     tiers = [
         Tier(
             name,
-            slots,
-            sum(count * size for count, size in zip(slots, sizes, strict=True)),
-            _shares(chances, start, slots),
+            held_here,
+            sum(count * size for count, size in zip(held_here, sizes, strict=True)),
+            _shares(chances, start, held_here),
         )
-        for name, start, slots in zip(
+        for name, start, held_here in zip(
             ("vram", "ram", "drive"), starts, (vram, ram, drive), strict=True
         )
     ]
@@ -293,6 +299,30 @@ def plan_of_slots(
         vram_staging_bytes=staging_bytes[0],
         ram_staging_bytes=staging_bytes[1],
         chances=chances,
+        store=store,
+    )
+
+
+def spread_slots(slots: int, most: Sequence[int]) -> tuple[int, ...]:
+    """Slots for any expert, as experts of each layer that are expected in them.
+
+    Args:
+        slots: in all.
+        most: experts of each layer that may be there.
+    """
+    return _spread(slots, (1,) * len(most), most)
+
+
+def with_store(plan: TierPlan, memory: MemoryPlan, store: StorePlan) -> TierPlan:
+    """A plan whose experts outside the card's memory are in a store."""
+    rest = [plan.request.config.num_experts - count for count in plan.vram.slots]
+    return plan_of_slots(
+        plan.request,
+        memory,
+        plan.chunk,
+        (plan.vram.slots, spread_slots(store.slots, rest)),
+        staging_bytes=(plan.vram_staging_bytes, store.staging * store.slot_bytes),
+        store=store,
     )
 
 

@@ -16,7 +16,14 @@ from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime.host import available_ram_bytes
 from edgedsv4.runtime.memory_plan import GPU_CHUNKS, weight_items
 from edgedsv4.runtime.shipped_models import open_model
-from edgedsv4.runtime.tier_plan import TierPlan, TierRequest, TokenCost, place_experts
+from edgedsv4.runtime.store_plan import choose_store
+from edgedsv4.runtime.tier_plan import (
+    TierPlan,
+    TierRequest,
+    TokenCost,
+    place_experts,
+    with_store,
+)
 from edgedsv4.runtime.tier_rates import speeds_of
 from edgedsv4.runtime.tier_speed import (
     Prediction,
@@ -67,6 +74,8 @@ class TierReport:
     """What has to be measured for a prediction."""
     advice: tuple[str, ...]
     """What would make it faster, the most effective for decode first."""
+    why_mapped: str = ""
+    """Why experts that do not fit are not stored, as a sentence; else empty."""
 
     def to_json(self) -> dict[str, object]:
         """The memory plan's keys, and those of the placement beside them."""
@@ -77,7 +86,16 @@ class TierReport:
             "prediction": None if self.prediction is None else self.prediction.to_json(),
             "missing_links": list(self.missing),
             "advice": list(self.advice),
+            "store": self._store_json(),
         }
+
+    def _store_json(self) -> dict[str, object] | None:
+        """The store's own lines and how it reads; None where files are mapped."""
+        store, options = self.plan.store, self.plan.request.options
+        if store is None:
+            return None
+        how = {"io": options.io, "io_depth": options.io_depth, "prefetch": options.prefetch}
+        return {**store.to_json(), **how}
 
 
 def plan_tiers(
@@ -119,7 +137,15 @@ def plan_tiers(
             counts=counts,
         )
         drive = None if links is None else links.drive_of(checkpoint.path)
-    return report(request, links, drive)
+        plan, why = place_experts(request), ""
+        if not plan.has_card:
+            choice = choose_store(
+                bound.config, request.weights, options, bound.experts, plan.memory
+            )
+            why = choice.why
+            if choice.store is not None:
+                plan = with_store(plan, choice.memory, choice.store)
+    return replace(report_plan(plan, links, drive), why_mapped=why)
 
 
 def _weight_bytes(bound: BoundWeights) -> dict[str, int]:
@@ -157,7 +183,12 @@ def _vram_budget(options: EngineOptions, links: Links | None) -> int | None:
 
 def report(request: TierRequest, links: Links | None, drive: DriveRate | None) -> TierReport:
     """Place experts, and predict and advise where the figures are there."""
-    plan = place_experts(request)
+    return report_plan(place_experts(request), links, drive)
+
+
+def report_plan(plan: TierPlan, links: Links | None, drive: DriveRate | None) -> TierReport:
+    """Predict and advise for a placement that is given, where the figures are there."""
+    request = plan.request
     if links is None:
         return TierReport(plan=plan, prediction=None, missing=("everything",), advice=())
     speeds = speeds_of(links, request.cost.block_types, drive, has_card=plan.has_card)
