@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from edgedsv4.cli.terminal import Terminal
 
 _PLACES = {"vram": "on the card", "ram": "in memory", "drive": "on the drive"}
+_DENSE_TYPES = ("Q8_0", "BF16", "F16", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+"""Types of dense weights whose products are worth measuring; others are rare, or vectors."""
 _DRIVE_FILE_BYTES = 64 << 20
 """A file below this is too small to measure its drive by."""
 
@@ -61,8 +63,13 @@ def _links(args: argparse.Namespace, terminal: Terminal) -> tuple[Links | None, 
     if not args.refresh:
         return stored_links(terminal)
     inspection = edgedsv4.inspect_model(args.model)
-    experts = (role for role in inspection.roles if role.name == "routed experts")
-    types = {name for role in experts for kinds in role.block_types for name in kinds.split("+")}
+    types = {
+        name
+        for role in inspection.roles
+        for kinds in role.block_types
+        for name in kinds.split("+")
+        if role.name == "routed experts" or name in _DENSE_TYPES
+    }
     options = edgedsv4.LinkOptions(
         path=_file_on_drive(inspection.path),
         types=tuple(sorted(types)),

@@ -49,8 +49,9 @@ class LinkOptions:
     path: Path | None = None
     """A file or directory on the drive to measure; None leaves drives out. A file is only read; in
     a directory one is made and removed."""
-    types: tuple[str, ...] = ("MXFP4", "Q4_K", "Q2_K", "IQ2_XXS", "FP4_E2M1")
-    """Block types of experts; none leaves experts out."""
+    types: tuple[str, ...] = ("MXFP4", "Q4_K", "Q2_K", "IQ2_XXS", "FP4_E2M1", "Q8_0", "BF16")
+    """Block types of experts, and of dense weights that the CPU multiplies with; none leaves both
+    out."""
     threads: int | None = None
     """Most threads, 1..1024; None takes the physical cores."""
     is_thorough: bool = True

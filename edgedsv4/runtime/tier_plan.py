@@ -11,7 +11,7 @@ texts are not: a cache that follows the text hits more often than this plan says
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -52,18 +52,21 @@ class TokenCost:
     """Elements of one routed expert."""
     block_types: Mapping[str, int]
     """Elements by storage type, of one expert of each layer."""
+    dense_types: Mapping[str, int] = field(default_factory=dict)
+    """Elements of the dense weights by storage type; empty where a card has them."""
 
     @classmethod
     def of(cls, bound: BoundWeights) -> TokenCost:
         """Count the weights of a model."""
         config = bound.config
-        elements = 0
+        dense: dict[str, int] = {}
         for role, tensor in bound.tensors.items():
             if not role.startswith("draft.") and not role.endswith(_OF_FEW):
                 rows = 1
                 for size in tensor.shape[:-1]:
                     rows *= size
-                elements += rows * tensor.columns
+                kind = tensor.block_type.name
+                dense[kind] = dense.get(kind, 0) + rows * tensor.columns
         sizes, types = [], dict[str, int]()
         per_matrix = config.hidden_size * config.expert_width
         for experts in bound.experts[: config.num_layers]:
@@ -74,10 +77,11 @@ class TokenCost:
                 types[name] = types.get(name, 0) + per_matrix
         return cls(
             dense_bytes=TokenBytes.of(bound).dense_weights,
-            dense_weights=elements,
+            dense_weights=sum(dense.values()),
             expert_bytes=tuple(sizes),
             expert_weights=3 * per_matrix,
             block_types=types,
+            dense_types=dense,
         )
 
 

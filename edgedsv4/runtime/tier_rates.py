@@ -19,7 +19,12 @@ Rates = Callable[[str], "tuple[ExpertRate, ...]"]
 
 
 def speeds_of(
-    links: Links, block_types: Mapping[str, int], drive: DriveRate | None, *, has_card: bool
+    links: Links,
+    block_types: Mapping[str, int],
+    drive: DriveRate | None,
+    *,
+    has_card: bool,
+    dense_types: Mapping[str, int] | None = None,
 ) -> Speeds:
     """The rates that a model meets on a machine.
 
@@ -28,6 +33,8 @@ def speeds_of(
         block_types: elements of its experts by storage type.
         drive: that holds it; None leaves that rate unknown.
         has_card: whether a card computes.
+        dense_types: elements of its dense weights by storage type; types that were not measured
+            count as the experts' do.
     """
     chunk = _points(links.expert_rates, block_types)
     one, many = (_seconds(links.expert_rates, block_types, count) for count in (1, _MOST))
@@ -39,6 +46,8 @@ def speeds_of(
         memory=links.dram_rate,
         experts=per_weight / one if one else 0.0,
         products=_MOST / many if many else 0.0,
+        dense_products=_dense_products(links, dense_types or {}, many),
+        float_products=_MOST / floats if (floats := _seconds_of_floats(links)) else 0.0,
         drive=0.0 if drive is None else drive.best.median,
         vram=0.0 if card is None else _median(card.read or card.copy),
         to_card=0.0 if card is None else _median(card.to_card),
@@ -57,6 +66,8 @@ def speeds_of(
     )
 
 
+FLOAT_TYPE = "BF16"
+"""Its products have float32 activations, as those with rows of the cache."""
 _MOST = 1 << 20
 """Tokens of an expert at which nothing but its products takes time."""
 
@@ -74,6 +85,22 @@ def _seconds(rates: Rates, block_types: Mapping[str, int], tokens: int) -> float
             return None
         seconds += elements * each
     return seconds / max(1, sum(block_types.values()))
+
+
+def _dense_products(links: Links, dense_types: Mapping[str, int], usual: float | None) -> float:
+    """Multiplications with an addition per second with dense weights; 0 is unknown."""
+    seconds = 0.0
+    for name, elements in dense_types.items():
+        each = seconds_per_weight(links.expert_rates(name), _MOST) or usual
+        if each is None:
+            return 0.0
+        seconds += elements * each
+    return _MOST * sum(dense_types.values()) / seconds if seconds else 0.0
+
+
+def _seconds_of_floats(links: Links) -> float | None:
+    """Of a weight with very many tokens, of the type that is multiplied as cached rows are."""
+    return seconds_per_weight(links.expert_rates(FLOAT_TYPE), _MOST)
 
 
 def _points(rates: Rates, block_types: Mapping[str, int]) -> tuple[tuple[float, float], ...]:

@@ -191,7 +191,13 @@ def report_plan(plan: TierPlan, links: Links | None, drive: DriveRate | None) ->
     request = plan.request
     if links is None:
         return TierReport(plan=plan, prediction=None, missing=("everything",), advice=())
-    speeds = speeds_of(links, request.cost.block_types, drive, has_card=plan.has_card)
+    speeds = speeds_of(
+        links,
+        request.cost.block_types,
+        drive,
+        has_card=plan.has_card,
+        dense_types=request.cost.dense_types,
+    )
     missing = tuple(dict.fromkeys(_RATE_NAMES[name] for name in unknown_rates(plan, speeds)))
     if missing:
         return TierReport(plan=plan, prediction=None, missing=missing, advice=())

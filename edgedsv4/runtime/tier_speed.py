@@ -20,7 +20,8 @@ token to be an average one.
 
 Prefill, one chunk of T tokens: a layer's different experts, E (1 - (1 - k/E)^T) of E, are streamed
 to where they are computed while the layer before is computed, so the chunk takes as long as the
-slowest of streaming, reading the drive and computing. Computing is a sum:
+slowest of streaming, reading the drive and computing. Computing is a sum; on a card, and without
+the copies, activations and launches on a CPU, where every block type has its rate of products:
 
     dense products / product rate + (stored bytes + two bfloat16 copies) / memory rate
     + activations / memory rate + products of attention / product rate + launches
@@ -80,6 +81,10 @@ class Speeds:
     decoding them takes longer than reading."""
     products: float
     """Multiplications with an addition of the CPU, for chunks of tokens."""
+    dense_products: float = 0.0
+    """The same with the dense weights; 0 takes `products`."""
+    float_products: float = 0.0
+    """The same with cached rows, of float32 activations; 0 takes `dense_products`."""
     drive: float
     """Bytes read of the drive, with as many requests on their way as it takes."""
     vram: float = 0.0
@@ -427,8 +432,11 @@ def _prefill(plan: TierPlan, speeds: Speeds, tokens: int) -> PrefillSpeed:
 
 def _on_cpu(chunk: _Chunk, speeds: Speeds) -> tuple[dict[str, float], float]:
     """Seconds of a chunk without a card, by link and in all."""
-    cost = chunk.plan.request.cost
-    products = chunk.tokens * cost.dense_weights / speeds.products
+    request = chunk.plan.request
+    cost, dense = request.cost, speeds.dense_products or speeds.products
+    products = chunk.tokens * cost.dense_weights / dense
+    attention = attention_products(request.config, chunk.tokens)
+    products += attention / (speeds.float_products or dense)
     if speeds.cpu_chunk:
         products += chunk.seconds(speeds.cpu_chunk, 0, 3)
     else:

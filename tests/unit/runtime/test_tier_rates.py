@@ -58,3 +58,19 @@ def test_products_are_those_with_the_most_tokens() -> None:
     assert speeds_of(links(experts=rates), {"A": 1}, None, has_card=False).products == (
         pytest.approx(64e9)
     )
+
+
+def test_dense_weights_are_multiplied_at_the_rates_of_their_types() -> None:
+    rates = (
+        expert_rate("A", 8, 64, 2e9),
+        expert_rate("Q8_0", 8, 64, 1e9),
+        expert_rate("BF16", 8, 64, 0.25e9),
+    )
+    types = {"Q8_0": 3, "BF16": 1, "Q3_K": 4}
+    found = speeds_of(links(experts=rates), {"A": 1}, None, has_card=False, dense_types=types)
+    # A type that nobody measured counts as the experts' do.
+    seconds = 3 / 1e9 + 1 / 0.25e9 + 4 / 2e9
+    assert found.dense_products == pytest.approx(64 * 8 / seconds)
+    assert found.float_products == pytest.approx(64 * 0.25e9)
+    without = speeds_of(links(experts=rates[:1]), {"A": 1}, None, has_card=False)
+    assert (without.dense_products, without.float_products) == (0, 0)

@@ -130,7 +130,10 @@ def test_model_is_placed_from_its_header() -> None:
     assert found.plan.memory.context == 1000
     assert not found.plan.has_card
     assert found.plan.drive.nbytes == 0
-    assert dict(found.plan.request.cost.block_types) == {"BF16": 4 * 3 * 128 * 64}
+    cost = found.plan.request.cost
+    assert dict(cost.block_types) == {"BF16": 4 * 3 * 128 * 64}
+    assert sum(cost.dense_types.values()) == cost.dense_weights
+    assert set(cost.dense_types) == {"BF16", "F32"}
 
 
 @pytest.mark.parametrize(

@@ -266,8 +266,12 @@ def test_cpu_computes_a_chunk_in_the_measured_time_of_its_experts() -> None:
     speeds = dataclasses.replace(DESKTOP, cpu_chunk=((1.0, 1e-11), (64.0, 1e-11)))
     found = predict(plan, speeds).prefill[0].seconds
     used = 43 * 256 * (1 - (1 - 6 / 256) ** 512)
-    dense = 512 * 7e9 / 1e12
+    attention = attention_products(FLASH, 512)
+    dense = 512 * 7e9 / 1e12 + attention / 1e12
     assert found["compute"] == pytest.approx(dense + used * 3 * 4096 * 2048 * 1e-11)
+    slow = dataclasses.replace(speeds, dense_products=1e11, float_products=1e10)
+    more = predict(plan, slow).prefill[0].seconds["compute"] - found["compute"]
+    assert more == pytest.approx(512 * 7e9 / 1e11 + attention / 1e10 - dense)
 
 
 def test_prompt_longer_than_the_chunk_is_as_fast_as_a_chunk() -> None:
