@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.stats import SyncReport as SyncReport
     from edgedsv4.runtime.synthetic_bench import measure_synthetic as measure_synthetic
     from edgedsv4.runtime.synthetic_options import SyntheticOptions as SyntheticOptions
+    from edgedsv4.runtime.synthetic_prediction import Expectation as Expectation
     from edgedsv4.runtime.synthetic_report import KernelTime as KernelTime
     from edgedsv4.runtime.synthetic_report import SyntheticReading as SyntheticReading
     from edgedsv4.runtime.synthetic_report import SyntheticReport as SyntheticReport
@@ -246,6 +247,7 @@ _HOME = {
     ),
     "edgedsv4.runtime.synthetic_bench": ("measure_synthetic",),
     "edgedsv4.runtime.synthetic_options": ("SyntheticOptions",),
+    "edgedsv4.runtime.synthetic_prediction": ("Expectation",),
     "edgedsv4.runtime.synthetic_report": (
         "KernelTime",
         "SyntheticReading",

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from edgedsv4.runtime.links import (
+    CallRate,
     CardRate,
     DramRate,
     DriveRate,
@@ -27,6 +28,12 @@ CARD = CardRate(
     read=(1400e9,),
     products=(1e14,),
     exchange_seconds=(45e-6,),
+    launch_seconds=(3e-6,),
+    overlapped_launch_seconds=(2e-6,),
+    experts=(
+        ExpertRate(block_type="MXFP4", threads=1, tokens=1, bytes_per_weight=0.5, runs=(2000e9,)),
+        ExpertRate(block_type="MXFP4", threads=1, tokens=100, bytes_per_weight=0.5, runs=(800e9,)),
+    ),
 )
 DRIVE = DriveRate(
     mount="/",
@@ -62,6 +69,16 @@ def links(**changes: Any) -> Links:
             expert_rate("MXFP4", 8, 4, 100e9),
             expert_rate("MXFP4", 8, 1, 120e9),
             expert_rate("MXFP4", 8, 16, 50e9),
+        ),
+        calls=tuple(
+            CallRate(
+                block_type="MXFP4",
+                threads=8,
+                experts=experts,
+                expert_weights=1_000_000,
+                runs=(20e-6 + experts * 10e-6,),
+            )
+            for experts in (6, 1)
         ),
         drives=(DRIVE,),
         card=CARD,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import edgedsv4
+from edgedsv4.cli.expectation import parts_text
 from edgedsv4.cli.flags import Flag, parse_numbers, parse_whole
 
 if TYPE_CHECKING:
-    from edgedsv4 import KernelTime, SyntheticReading, SyntheticReport
+    from edgedsv4 import Expectation, KernelTime, SyntheticReading, SyntheticReport
     from edgedsv4.cli.terminal import Terminal
 
 FAILED = 1
@@ -54,6 +57,15 @@ FLAGS = (
         names=("--kernels",),
         help="time, bytes and launches of every kernel of --synthetic, too",
     ),
+    Flag(
+        names=("--predict",),
+        help="tell what to expect before --synthetic is measured; measures the links, some seconds",
+    ),
+    Flag(
+        names=("--links",),
+        metavar="FILE",
+        help="the same from figures of `bench links --json`, without measuring the links",
+    ),
 )
 _FIELDS = {
     "synthetic": "name",
@@ -61,6 +73,7 @@ _FIELDS = {
     "layers": "layers",
     "prompts": "prompts",
     "kernels": "kernels",
+    "predict": "predict",
     "generate": "generate",
     "depth": "depths",
     "repeat": "repeat",
@@ -78,7 +91,13 @@ def bench(args: argparse.Namespace, terminal: Terminal) -> int:
     if "prompts" in given:
         given["prompts"] = tuple(tokens for tokens in given["prompts"] if tokens)
     options = edgedsv4.SyntheticOptions(**given)
-    report = edgedsv4.measure_synthetic(options, on_progress=terminal.progress)
+    links = None if args.links is None else edgedsv4.Links.read(Path(args.links))
+    report = edgedsv4.measure_synthetic(
+        options,
+        links=links,
+        on_progress=terminal.progress,
+        on_expectation=partial(_print_expectation, terminal=terminal),
+    )
     if args.json:
         terminal.json(report.to_json())
     else:
@@ -87,6 +106,31 @@ def bench(args: argparse.Namespace, terminal: Terminal) -> int:
     for problem in problems:
         terminal.note(f"edgedsv4: {problem}")
     return FAILED if problems else 0
+
+
+def _print_expectation(expectation: Expectation, terminal: Terminal) -> None:
+    """Told on stderr, before the measurement: with --json stdout is one document."""
+    for depth, prediction in expectation.decode:
+        decode = prediction.decode
+        terminal.note(
+            f"expected: decode at {depth:,} {decode.tokens_per_second:,.1f} tokens/s, the limit is"
+            f" {edgedsv4.limit_text(decode.limit)} ({parts_text(decode.seconds)} ms)"
+        )
+    for prefill in expectation.prefill.prefill:
+        terminal.note(
+            f"expected: prefill of {prefill.tokens:,} {prefill.tokens_per_second:,.0f} tokens/s,"
+            f" the limit is {edgedsv4.limit_text(prefill.limit)} ({parts_text(prefill.seconds)} ms)"
+        )
+
+
+def _print_deviations(report: SyntheticReport, terminal: Terminal) -> None:
+    if report.expectation is None:
+        return
+    terminal.line()
+    for reading in report.readings:
+        deviation = report.expectation.deviation(reading)
+        if deviation is not None:
+            terminal.line(f"{reading.label}: {deviation}")
 
 
 def _print_report(report: SyntheticReport, terminal: Terminal) -> None:
@@ -123,6 +167,7 @@ def _print_report(report: SyntheticReport, terminal: Terminal) -> None:
     )
     for reading in report.readings:
         terminal.line(_row(reading, report))
+    _print_deviations(report, terminal)
     for reading in report.readings:
         if reading.kernels:
             _print_kernels(reading, report.read_rate, terminal)

@@ -134,7 +134,8 @@ COMMANDS = (
             JSON,
             *plan_command.PLAN_FLAGS,
             *_flag("device", "context", "ram_bytes", "vram_bytes", "profile", "dtype"),
-            *_flag("prefill_chunk", "draft", "draft_model", "dense_model"),
+            *_flag("prefill_chunk", "draft", "draft_model", "dense_model", "cpu_experts"),
+            *_flag("expert_place", "expert_ram_bytes", "io", "io_depth", "prefetch"),
         ),
         plan_command.plan,
         "Budgets may be those of another machine; its figures are given with --links. A card takes"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import edgedsv4
+from edgedsv4.cli.expectation import parts_text
 from edgedsv4.cli.flags import Flag, engine_options
 from edgedsv4.cli.links_file import AGAIN, store_links, stored_links
 from edgedsv4.errors import ConfigError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from edgedsv4.cli.terminal import Terminal
 
 _PLACES = {"vram": "on the card", "ram": "in memory", "drive": "on the drive"}
+_DENSE_TYPES = ("Q8_0", "BF16", "F16", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+"""Types of dense weights whose products are worth measuring; others are rare, or vectors."""
 _DRIVE_FILE_BYTES = 64 << 20
 """A file below this is too small to measure its drive by."""
 
@@ -60,8 +63,13 @@ def _links(args: argparse.Namespace, terminal: Terminal) -> tuple[Links | None, 
     if not args.refresh:
         return stored_links(terminal)
     inspection = edgedsv4.inspect_model(args.model)
-    experts = (role for role in inspection.roles if role.name == "routed experts")
-    types = {name for role in experts for kinds in role.block_types for name in kinds.split("+")}
+    types = {
+        name
+        for role in inspection.roles
+        for kinds in role.block_types
+        for name in kinds.split("+")
+        if role.name == "routed experts" or name in _DENSE_TYPES
+    }
     options = edgedsv4.LinkOptions(
         path=_file_on_drive(inspection.path),
         types=tuple(sorted(types)),
@@ -125,11 +133,27 @@ def _print_tiers(report: TierReport, terminal: Terminal) -> None:
             terminal.line(f"{f'staging, {place}':30}{nbytes:>20,}")
     if plan.has_card:
         terminal.line(f"{'memory, all':30}{plan.ram_bytes:>20,}  of {plan.request.ram_bytes:,}")
+    _print_store(report, terminal)
     terminal.line(f"{'one token uses':30}{plan.bytes_per_token:>20,}")
     if not plan.has_slots_for_a_token:
         terminal.line("too little memory to keep the experts of even one token")
     if sum(any(tier.slots) for tier in plan.tiers) > 1:
         terminal.line("shares: as if all experts were as likely; a cache that learns hits more")
+
+
+def _print_store(report: TierReport, terminal: Terminal) -> None:
+    """The store as opening would make it; nothing where files are mapped and all fit."""
+    if report.why_mapped:
+        terminal.line(report.why_mapped)
+    store, options = report.plan.store, report.plan.request.options
+    if store is None:
+        return
+    terminal.line(f"{'slot of the store':30}{store.slot_bytes:>20,}{store.slots:>9,} that stay")
+    terminal.line(f"{'':50}{store.staging:>9,} that others pass through")
+    terminal.line(
+        f"the others are read as they are needed: io {options.io}, up to {options.io_depth:,}"
+        f" reads of 1 MiB at a time, prefetch {options.prefetch}"
+    )
 
 
 def _print_speed(report: TierReport, terminal: Terminal) -> None:
@@ -150,18 +174,10 @@ def _print_prediction(prediction: Prediction, terminal: Terminal) -> None:
         f" {decode.bound_tokens_per_second:,.1f}; the limit is"
         f" {edgedsv4.limit_text(decode.limit)}"
     )
-    terminal.line(f"  ms of a token: {_parts(decode.seconds)}")
+    terminal.line(f"  ms of a token: {parts_text(decode.seconds)}")
     for prefill in prediction.prefill:
         terminal.line(
             f"prefill {prefill.tokens_per_second:,.0f} tokens/s in chunks of {prefill.tokens:,};"
             f" the limit is {edgedsv4.limit_text(prefill.limit)}"
         )
-        terminal.line(f"  ms of a chunk: {_parts(prefill.seconds)}")
-
-
-def _parts(seconds: dict[str, float]) -> str:
-    return ", ".join(
-        f"{edgedsv4.limit_text(name)} {value * 1e3:,.1f}"
-        for name, value in seconds.items()
-        if value
-    )
+        terminal.line(f"  ms of a chunk: {parts_text(prefill.seconds)}")

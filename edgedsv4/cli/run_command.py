@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> int:
     ):
         if shipped := edgedsv4.SHIPPED_MODELS.get(args.model):
             terminal.note(shipped.note)
-        expected = announced(args.model, engine, options, terminal) if args.stats else None
+        expected = announced(engine, terminal) if args.stats else None
         # Before the session works there is nothing to cancel: here Ctrl+C just leaves.
         prompt_ids = raw_ids(engine.tokenizer, text) if args.raw else []
         try:

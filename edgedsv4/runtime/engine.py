@@ -23,10 +23,11 @@ import torch
 from edgedsv4.config import EngineOptions
 from edgedsv4.errors import BusyError, ConfigError, Dsv4Error
 from edgedsv4.formats.sigbus import install_guard
-from edgedsv4.model.gpu_model import GpuModel
 from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime.backends import BackendChoice, check_backend, load_model
 from edgedsv4.runtime.device import engine_device, resident_bytes
+from edgedsv4.runtime.engine_plan import plan_of_engine
+from edgedsv4.runtime.expert_facts import expert_facts, expert_stats
 from edgedsv4.runtime.gpu_devices import device_memory_errors
 from edgedsv4.runtime.memory_plan import (
     EXPERTS,
@@ -42,8 +43,9 @@ from edgedsv4.runtime.session import Session
 from edgedsv4.runtime.session_parts import SessionParts
 from edgedsv4.runtime.shipped_models import open_model
 from edgedsv4.runtime.snapshot import session_owner
-from edgedsv4.runtime.stats import ExpertStats
 from edgedsv4.runtime.store_plan import BANK
+from edgedsv4.runtime.tier_plan import TokenCost
+from edgedsv4.runtime.tier_report import report_plan
 from edgedsv4.runtime.token_bytes import TokenBytes, cache_read_bytes
 from edgedsv4.runtime.verify import verify_weights
 from edgedsv4.text.prompt import render_prompt
@@ -55,9 +57,10 @@ if TYPE_CHECKING:
     from edgedsv4.formats.checkpoint import Checkpoint
     from edgedsv4.formats.snapshot_file import Source
     from edgedsv4.formats.snapshot_header import SnapshotModel
-    from edgedsv4.model.gpu_hybrid import HybridExperts
     from edgedsv4.model.hooks import GuessHook, SelectionHook
     from edgedsv4.model.model import Model
+    from edgedsv4.runtime.links import Links
+    from edgedsv4.runtime.tier_report import TierReport
     from edgedsv4.runtime.timeline import Progress
     from edgedsv4.text.messages import Message, Prompt
     from edgedsv4.text.prompt import PromptOptions
@@ -78,6 +81,7 @@ class _Opened:
     weights: dict[str, int]
     """Bytes by item of the memory plan."""
     token_bytes: TokenBytes
+    cost: TokenCost
     choice: BackendChoice
     threads: int
     notes: tuple[str, ...]
@@ -157,6 +161,7 @@ class Engine:
                 plan=plan,
                 weights=weights,
                 token_bytes=TokenBytes.of(bound),
+                cost=TokenCost.of(bound),
                 choice=choice,
                 threads=threads,
                 notes=notes_of(model, checkpoint, (*bound.warnings, *placement.notes), placement),
@@ -298,7 +303,7 @@ class Engine:
             "dtype": options.dtype,
             "context": self.context,
             "prefill_chunk": options.chunk,
-            "experts": _experts_facts(opened),
+            "experts": expert_facts(opened.model, opened.choice),
             "draft": options.draft,
             "cpu_experts": options.cpu_experts,
             "kernels": opened.choice.kernels(),
@@ -352,6 +357,31 @@ class Engine:
             "kv": cache_read_bytes(self._layout(opened), depth),
         }
 
+    def expected_speed(self, links: Links) -> TierReport:
+        """What the links of this machine let expect of the engine as it was opened.
+
+        Where experts lie is what the engine was given, not what a plan would choose now.
+
+        Args:
+            links: what was measured of the machine.
+
+        Returns:
+            A report without a prediction where figures are missing, or torch computes.
+        """
+        opened = self._live
+        plan = plan_of_engine(
+            opened.checkpoint.config,
+            opened.cost,
+            self.options,
+            opened.plan,
+            opened.choice,
+            opened.weights,
+        )
+        found = report_plan(plan, links, links.drive_of(opened.checkpoint.path))
+        if opened.choice.name == "reference":
+            return replace(found, prediction=None, missing=("torch's operations",), advice=())
+        return found
+
     def close(self) -> None:
         """Give files and memory back. Closing twice is fine.
 
@@ -401,7 +431,7 @@ class Engine:
             owner=opened.owner,
             check_room=self._check_more,
             backend=opened.choice.name,
-            expert_stats=partial(_expert_stats, opened.model),
+            expert_stats=partial(expert_stats, opened.model),
         )
 
     def _check_more(self, tokens: int) -> None:
@@ -436,52 +466,3 @@ class Engine:
         if plan.needed_bytes + others > plan.available_bytes:
             what, is_on_gpu = f"a session of {capacity:,} tokens", opened.choice.name == "triton"
             raise too_large(what, plan, others, is_on_device=is_on_gpu)
-
-
-def _expert_stats(model: Model) -> ExpertStats | None:
-    """Where experts came from; None where all are used in the mapped file, or on a card."""
-    stats = model.experts.stats() if isinstance(model.experts, ExpertStore) else None
-    hybrid = _hybrid_of(model)
-    if hybrid is None or hybrid.host is None:
-        return stats
-    counts = hybrid.host.counts()
-    if stats is None:
-        return ExpertStats(card_hits=counts.left, ram_hits=counts.computed)
-    return replace(stats, card_hits=counts.left)
-
-
-def _hybrid_of(model: Model) -> HybridExperts | None:
-    """Who computes experts of which a card holds only a part."""
-    return model.network.hybrid if isinstance(model, GpuModel) else None
-
-
-def _experts_facts(opened: _Opened) -> dict[str, object]:
-    """Where routed experts are used, as JSON types."""
-    source, plan, card = opened.model.experts, opened.choice.store, opened.choice.card
-    facts: dict[str, object] = {}
-    if card is not None:
-        facts = {"on_card": card.experts.resident, "experts": card.experts.total}
-        hybrid = _hybrid_of(opened.model)
-        facts["moves"] = 0 if hybrid is None else hybrid.moves
-    if not isinstance(source, ExpertStore) or plan is None:
-        is_card = opened.choice.name == "triton" and card is None
-        return {"place": "device" if is_card else "mapped", **facts}
-    stats = source.stats()
-    return {
-        **facts,
-        "place": "stored",
-        "slots": plan.slots,
-        "staging_slots": plan.staging,
-        "slot_bytes": plan.slot_bytes,
-        "experts": plan.total,
-        "resident": source.resident(),
-        "reads": source.method,
-        "hit_rate": stats.hit_rate,
-        "read_bytes": stats.read_bytes,
-        "prefetch": source.options.prefetch,
-        "prefetched": stats.prefetched,
-        "prefetch_hits": stats.prefetch_hits,
-        "prefetch_late": stats.prefetch_late,
-        "prefetch_wasted": stats.prefetch_wasted,
-        "guess_recall": stats.guess_recall,
-    }

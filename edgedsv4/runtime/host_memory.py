@@ -33,7 +33,8 @@ class HostMemory:
             raise CapacityError(
                 "main memory for weights", needed_bytes=nbytes, available_bytes=free
             )
-        self._map = mmap.mmap(-1, nbytes)
+        # Private: a shared mapping would be a file in memory, which gets no huge pages.
+        self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if _ADVICE is not None:
             # Fewer pages to look up, and to lock; a wish, which a system may not grant.
             self._map.madvise(_ADVICE)

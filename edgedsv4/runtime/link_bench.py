@@ -20,14 +20,26 @@ from edgedsv4.runtime.gpu_devices import device_memory_errors, gpu_of
 from edgedsv4.runtime.host import available_ram_bytes, physical_cores
 from edgedsv4.runtime.link_card import Card, TorchCard, measure_card, measure_overlap
 from edgedsv4.runtime.link_drive import DriveReader, drive_file, measure_drive
-from edgedsv4.runtime.link_memory import ExpertBench, check_block_type, dram_rates
-from edgedsv4.runtime.links import CardRate, DriveRate, ExpertRate, Links, MachineFacts, OverlapRate
+from edgedsv4.runtime.link_memory import AT_ONCE, ExpertBench, check_block_type, dram_rates
+from edgedsv4.runtime.links import (
+    CallRate,
+    CardRate,
+    DriveRate,
+    ExpertRate,
+    Links,
+    MachineFacts,
+    OverlapRate,
+)
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is measured, steps done, steps in all)."""
 
-TOKENS = (1, 2, 4, 8, 16)
+TOKENS = (1, 2, 4, 8, 16, 64)
 """Tokens that an expert computes at once."""
+CALLED = tuple(range(1, AT_ONCE + 1))
+"""Experts of a call for a card."""
+CALLS = 20
+"""Calls of each such run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +49,13 @@ class LinkOptions:
     path: Path | None = None
     """A file or directory on the drive to measure; None leaves drives out. A file is only read; in
     a directory one is made and removed."""
-    types: tuple[str, ...] = ("MXFP4", "Q4_K", "Q2_K", "IQ2_XXS", "FP4_E2M1")
-    """Block types of experts; none leaves experts out."""
+    types: tuple[str, ...] = ("MXFP4", "Q4_K", "Q2_K", "IQ2_XXS", "FP4_E2M1", "Q8_0", "BF16")
+    """Block types of experts, and of dense weights that the CPU multiplies with; none leaves both
+    out."""
     threads: int | None = None
     """Most threads, 1..1024; None takes the physical cores."""
+    is_thorough: bool = True
+    """Measure what no prediction needs, too: fewer threads, and experts beside copies."""
     device: str = "auto"
     """The card to measure, as `EngineOptions.device`; `cpu` leaves cards out."""
     repeat: int = 3
@@ -118,27 +133,31 @@ class _Measurement:
                 drives = (
                     measure_drive(reader, file, options.repeat, options.run_seconds, self._report),
                 )
-        counts = thread_counts(self._cores)
+        counts = thread_counts(self._cores) if options.is_thorough else (self._cores,)
         self._report("memory", 0, 1)
         dram = dram_rates(counts, self._memory_bytes, options.repeat)
-        experts = self._experts(counts)
+        experts, calls = self._experts(counts, has_card=device.type != "cpu")
         card, overlap = self._card(device)
         return Links(
             machine=MachineFacts.of(),
             instructions=instruction_set() if native.HAVE_NATIVE else None,
             dram=dram,
             experts=experts,
+            calls=calls,
             drives=drives,
             card=card,
             overlap=overlap,
             notes=tuple(self._notes),
         )
 
-    def _experts(self, counts: tuple[int, ...]) -> tuple[ExpertRate, ...]:
+    def _experts(
+        self, counts: tuple[int, ...], *, has_card: bool
+    ) -> tuple[tuple[ExpertRate, ...], tuple[CallRate, ...]]:
         if not native.HAVE_NATIVE:
             self._notes.append(f"experts on the CPU were left out: {native.WHY_NOT}")
-            return ()
-        rates = []
+            return (), ()
+        rates: list[ExpertRate] = []
+        calls: list[CallRate] = []
         for place, name in enumerate(self._options.types):
             self._report(f"{name} experts on the CPU", place, len(self._options.types))
             bench = ExpertBench(name, self._memory_bytes)
@@ -154,7 +173,18 @@ class _Measurement:
                 )
                 for threads, tokens in shapes
             ]
-        return tuple(rates)
+            if has_card:
+                calls += [self._call(bench, name, experts) for experts in CALLED]
+        return tuple(rates), tuple(calls)
+
+    def _call(self, bench: ExpertBench, name: str, experts: int) -> CallRate:
+        return CallRate(
+            block_type=name,
+            threads=self._cores,
+            experts=experts,
+            expert_weights=bench.shape.weights,
+            runs=bench.call(self._cores, experts, CALLS),
+        )
 
     def _runs(self, bench: ExpertBench, threads: int, tokens: int) -> tuple[float, ...]:
         seconds = self._options.run_seconds
@@ -166,13 +196,19 @@ class _Measurement:
             return None, None
         with device_memory_errors("measuring the card", device):
             card = TorchCard(gpu_of(device))
-            rate = measure_card(card, self._options.repeat, self._options.run_seconds, self._report)
+            options = self._options
+            rate = measure_card(
+                card, options.repeat, options.run_seconds, self._report, options.types
+            )
             if not rate.read:
-                self._notes.append("reads of the card's memory were left out: they need Triton")
+                self._notes.append(
+                    "reads, launches and experts of the card were left out: they need Triton"
+                )
             return rate, self._overlap(card)
 
     def _overlap(self, card: Card) -> OverlapRate | None:
-        if not native.HAVE_NATIVE or not self._options.types:
+        options = self._options
+        if not (native.HAVE_NATIVE and options.types and options.is_thorough):
             return None
         self._report("experts and copies at once", 0, 1)
         name = self._options.types[0]

@@ -1,4 +1,4 @@
-"""What a GPU does and what its bus carries: copies either way, its own memory, products.
+"""What a GPU does and what its bus carries: copies, its memory, products, pieces of a step.
 
 `Card` says what is measured, `TorchCard` measures it by torch on any kind of card, and
 `measure_card` decides what to run and how often; tests hand it cards that only return numbers.
@@ -7,24 +7,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
+from statistics import median
 from typing import Protocol
 
 import torch
 
-from edgedsv4.runtime.gpu_devices import Gpu, device_budget
-from edgedsv4.runtime.links import CardRate, OverlapRate
-from edgedsv4.runtime.synthetic_bench import read_rate
+from edgedsv4.kernels.gpu.nvidia import overlaps
+from edgedsv4.kernels.native.library import HAVE_NATIVE
+from edgedsv4.runtime.card_reads import read_rate
+from edgedsv4.runtime.gpu_devices import Gpu, device_budget, release_unused_memory
+from edgedsv4.runtime.link_step import (
+    CARD_TOKENS,
+    CardExpertBench,
+    exchange_seconds,
+    has_card_form,
+    launch_seconds,
+)
+from edgedsv4.runtime.links import CardRate, ExpertRate, OverlapRate
 
 PIECE_BYTES = 12 << 20
 """Of a copy: about one expert of V4-Flash."""
 _PIECES = 16
 _READ_BYTES = 2 << 30
 _SIDE = 4096
-_IDS = 6
-_ROW = 4096
+_STEPS = 8
+_ROOM_SHARE = 4
+"""One part in so many of what is free may hold experts to measure."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -37,7 +48,9 @@ class Card(Protocol):
     memory_bytes: int
     free_bytes: int
     has_read: bool
-    """Whether `read` can be called."""
+    """Whether its kernels run: `read`, `launch` and `experts` can be called."""
+    has_overlap: bool
+    """Whether a launch can begin while the one before ends."""
 
     def to_card(self, seconds: float) -> float:
         """Bytes per second from pinned memory."""
@@ -55,7 +68,24 @@ class Card(Protocol):
         """Multiplications with an addition per second."""
 
     def exchange(self) -> float:
-        """Seconds for a few ids to the host, waited for, and a row of sums back."""
+        """Seconds for a token's row to the host, a call there, and a row of sums back."""
+
+    def launch(self, read_rate: float, *, overlap: bool) -> float:
+        """Seconds of a launch of a recorded step beyond reading at that rate."""
+
+    def experts(self, block_type: str) -> CardExperts | None:
+        """Experts of a type on the card; None where it has no form there."""
+
+
+class CardExperts(Protocol):
+    """Experts that a card computes: `CardExpertBench`."""
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes of storage per element."""
+
+    def rate(self, tokens: int) -> float:
+        """Stored weights per second."""
 
 
 class Experts(Protocol):
@@ -83,15 +113,13 @@ class TorchCard:
         self.memory_bytes = gpu.total_bytes
         self.free_bytes = device_budget(gpu.device, None) if self._is_card else gpu.total_bytes
         self.has_read = gpu.obstacle is None
+        self.has_overlap = gpu.obstacle is None and overlaps(gpu.family)
+        self._family = gpu.family
         self._piece = piece_bytes
         self._host = [self._pinned(piece_bytes, torch.uint8) for _ in range(_PIECES)]
         self._near = [
             torch.zeros(piece_bytes, dtype=torch.uint8, device=self._device) for _ in range(_PIECES)
         ]
-        self._ids = torch.zeros(_IDS, dtype=torch.int32, device=self._device)
-        self._host_ids = self._pinned(_IDS, torch.int32)
-        self._row = torch.zeros(_ROW, device=self._device)
-        self._host_row = self._pinned(_ROW, torch.float32)
 
     @property
     def _is_card(self) -> bool:
@@ -166,41 +194,90 @@ class TorchCard:
 
     def exchange(self) -> float:
         """As `Card.exchange`."""
+        return exchange_seconds(self._device, 1)
 
-        def work() -> None:
-            self._host_ids.copy_(self._ids, non_blocking=True)
-            self._wait()
-            self._row.copy_(self._host_row, non_blocking=True)
+    def launch(self, read_rate: float, *, overlap: bool) -> float:
+        """As `Card.launch`."""
+        return launch_seconds(self._device, self._family, read_rate, overlap=overlap)
 
-        return 1 / self._per_second(work, 1, 0.02)
+    def experts(self, block_type: str) -> CardExpertBench | None:
+        """As `Card.experts`."""
+        release_unused_memory(self._device)
+        if not has_card_form(block_type):
+            return None
+        return CardExpertBench(
+            block_type, self._device, self._family, self.free_bytes // _ROOM_SHARE
+        )
 
 
-def measure_card(card: Card, repeat: int, seconds: float, report: Progress) -> CardRate:
+def measure_card(
+    card: Card, repeat: int, seconds: float, report: Progress, types: Sequence[str] = ()
+) -> CardRate:
     """All rates of a card.
 
     Args:
         card: the card.
         repeat: runs of each.
-        seconds: of each run.
+        seconds: of each run of a copy or product.
         report: told before each rate.
+        types: block types of experts to measure.
     """
+    done, steps = 0, _STEPS + len(types)
 
-    def runs(place: int, what: str, run: Callable[[], float]) -> tuple[float, ...]:
-        report(f"{card.name}, {what}", place, 6)
-        return tuple(run() for _ in range(repeat))
+    def runs(what: str, run: Callable[[], float], *, can_run: bool = True) -> tuple[float, ...]:
+        nonlocal done
+        report(f"{card.name}, {what}", done, steps)
+        done += 1
+        return tuple(run() for _ in range(repeat)) if can_run else ()
 
+    copy = runs("copies", lambda: card.copy(seconds))
+    read = runs("reads", card.read, can_run=card.has_read)
+    rate = median(read or copy)
+    rates = {
+        "copy": copy,
+        "read": read,
+        "to_card": runs("from pinned memory", lambda: card.to_card(seconds)),
+        "from_card": runs("into pinned memory", lambda: card.from_card(seconds)),
+        "products": runs("products", lambda: card.products(seconds)),
+        "exchange_seconds": runs("exchange with the host", card.exchange, can_run=HAVE_NATIVE),
+        "launch_seconds": runs(
+            "launches", lambda: card.launch(rate, overlap=False), can_run=card.has_read
+        ),
+        "overlapped_launch_seconds": runs(
+            "launches that overlap",
+            lambda: card.launch(rate, overlap=True),
+            can_run=card.has_overlap,
+        ),
+    }
+    experts: list[ExpertRate] = []
+    for name in types if card.has_read else ():
+        report(f"{card.name}, {name} experts", done, steps)
+        done += 1
+        experts += _expert_rates(card, name, repeat)
     return CardRate(
         name=card.name,
         description=card.description,
         memory_bytes=card.memory_bytes,
         free_bytes=max(1, card.free_bytes),
-        to_card=runs(0, "from pinned memory", lambda: card.to_card(seconds)),
-        from_card=runs(1, "into pinned memory", lambda: card.from_card(seconds)),
-        copy=runs(2, "copies", lambda: card.copy(seconds)),
-        read=runs(3, "reads", card.read) if card.has_read else (),
-        products=runs(4, "products", lambda: card.products(seconds)),
-        exchange_seconds=runs(5, "exchange with the host", card.exchange),
+        experts=tuple(experts),
+        **rates,
     )
+
+
+def _expert_rates(card: Card, block_type: str, repeat: int) -> list[ExpertRate]:
+    bench = card.experts(block_type)
+    if bench is None:
+        return []
+    return [
+        ExpertRate(
+            block_type=block_type,
+            threads=1,
+            tokens=tokens,
+            bytes_per_weight=bench.bytes_per_weight,
+            runs=tuple(bench.rate(tokens) for _ in range(repeat)),
+        )
+        for tokens in CARD_TOKENS
+    ]
 
 
 def measure_overlap(

@@ -5,7 +5,12 @@ blocks and their products. Types that are looked up in tables (IQ2_XXS) are far 
 rate on few cores, MXFP4 is near it, and which holds on a machine only a measurement tells.
 
 Experts have the shape of V4-Flash's unless told otherwise, and there are so many of them that none
-is in a cache when its turn comes again.
+is in a cache when its turn comes again. They lie in huge pages where the system grants some, as
+those of a store and of a network beside a card do.
+
+A card's step calls the CPU once in a layer, for the experts of one token, and then leaves it alone
+for a while. `call` measures such a call with a pause before each, in which the workers look for
+work as they do in a step.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from edgedsv4.kernels.quant_matmul import (
     matrix_from_numpy,
 )
 from edgedsv4.runtime.benchmark import read_rate
+from edgedsv4.runtime.host_memory import HostMemory
 from edgedsv4.runtime.links import DramRate
 
 if TYPE_CHECKING:
@@ -42,6 +48,10 @@ if TYPE_CHECKING:
 
 AT_ONCE = 6
 """Experts of one call, as a token of a released model uses in a layer."""
+PAUSE_SECONDS = 100e-6
+"""Between two calls of a card's step: about what attention of a layer takes."""
+_LINGER_NS = 400_000
+"""Workers look for the next call so long before they sleep, as in a card's step."""
 _ALIGNMENT = 64
 _LIMIT = 10.0
 _SEED = 20_260_801
@@ -150,22 +160,44 @@ class ExpertBench:
             calls += 1
         return calls * AT_ONCE * self.shape.weights / (time.perf_counter() - began)
 
-    def _following(self) -> list[int]:
+    def call(self, threads: int, experts: int, calls: int) -> tuple[float, ...]:
+        """Seconds of calls for one token, each after `PAUSE_SECONDS` without one.
+
+        Args:
+            threads: that work.
+            experts: of a call, 1..`AT_ONCE`.
+            calls: how many, after one that does not count.
+        """
+        call = _Call(self._record, self.shape.hidden, threads, 1, linger_ns=_LINGER_NS)
+        call.compute(self._following(experts))
+        found = []
+        for _ in range(calls):
+            paused = time.perf_counter()
+            while time.perf_counter() - paused < PAUSE_SECONDS:
+                pass
+            chosen = call.ids(self._following(experts))
+            began = time.perf_counter()
+            call.compute_ids(chosen)
+            found.append(time.perf_counter() - began)
+        return tuple(found)
+
+    def _following(self, count: int = AT_ONCE) -> list[int]:
         """The experts whose turn it is, which are those that were used the longest ago."""
-        chosen = [(self._next + slot) % self._count for slot in range(AT_ONCE)]
-        self._next = (self._next + AT_ONCE) % self._count
+        chosen = [(self._next + slot) % self._count for slot in range(count)]
+        self._next = (self._next + count) % self._count
         return chosen
 
     def _experts(self) -> Any:
         """Records of all experts: the same values, each in memory of its own."""
         _, ffi = library()
         matrices = ffi.new("dk_matrix[]", 3 * self._count)
+        models = [part for pair in self._models for part in pair if part is not None]
+        memory = _Pieces(self._count * sum(_padded(part.nbytes) for part in models))
         for place in range(3 * self._count):
             data, scale = self._models[place % 3]
             rows, columns = self._shapes[place % 3]
-            matrix = matrix_from_numpy(
-                data.copy(), self.kind, rows, columns, None if scale is None else scale.copy()
-            )
+            own_scale = None if scale is None else memory.copy_of(scale)
+            matrix = matrix_from_numpy(memory.copy_of(data), self.kind, rows, columns, own_scale)
             fill_matrix(matrices[place], matrix)
             self._kept.append(matrix)
         record = ffi.new("dk_experts *")
@@ -177,13 +209,31 @@ class ExpertBench:
         return record
 
 
+class _Pieces:
+    """One piece of memory, given out from its beginning on."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._bytes: Bytes = HostMemory(nbytes).bytes.numpy()
+        self._at = 0
+
+    def copy_of(self, model: Bytes) -> Bytes:
+        """The same bytes in memory of their own."""
+        part = self._bytes[self._at : self._at + model.nbytes].reshape(model.shape)
+        part[...] = model
+        self._at += _padded(model.nbytes)
+        return part
+
+
 class _Call:
     """Some tokens with all the memory that the kernels need to compute them."""
 
-    def __init__(self, record: Any, hidden: int, threads: int, tokens: int) -> None:
+    def __init__(
+        self, record: Any, hidden: int, threads: int, tokens: int, *, linger_ns: int = 0
+    ) -> None:
         lib, ffi = library()
         self._record, self._tokens = record, tokens
         self._run = new_run(threads)
+        self._run.cdata.linger_ns = linger_ns
         self._run.cdata.is_small = tokens <= SMALL_TOKENS
         generator = torch.Generator().manual_seed(_SEED)
         self._x = torch.randn(tokens, hidden, generator=generator)
@@ -198,8 +248,16 @@ class _Call:
 
     def compute(self, chosen: list[int]) -> None:
         """Let every one of these experts compute all tokens."""
+        self.compute_ids(self.ids(chosen))
+
+    def ids(self, chosen: list[int]) -> torch.Tensor:
+        """The experts of every token, [tokens, AT_ONCE]; -1 where there are fewer."""
+        row = chosen + [-1] * (AT_ONCE - len(chosen))
+        return torch.tensor([row] * self._tokens, dtype=torch.int32)
+
+    def compute_ids(self, ids: torch.Tensor) -> None:
+        """As `compute`, for ids that were made before."""
         lib, _ = library()
-        ids = torch.tensor([chosen] * self._tokens, dtype=torch.int32)
         self._run.check(
             lib.dk_expert_ffn(
                 self._run.cdata,
@@ -238,6 +296,11 @@ def _usable_blocks(kind: BlockType, draw: np.random.Generator) -> Bytes:
     largest = decode_blocks(torch.from_numpy(drawn), kind).abs().amax(dim=1)
     usable: Bytes = drawn[((largest >= _SMALL) & (largest <= _LARGE)).numpy()]
     return usable
+
+
+def _padded(nbytes: int) -> int:
+    """Bytes up to where the next matrix may begin."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _aligned_bytes(nbytes: int) -> torch.Tensor:

@@ -8,11 +8,10 @@ as JSON and read back. No torch, no measuring: a plan for another machine starts
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,8 +26,9 @@ from edgedsv4.runtime.host import (
     processor_name,
     total_ram_bytes,
 )
+from edgedsv4.runtime.rate_curves import seconds_per_weight
 
-FORMAT = "edgedsv4-links-1"
+FORMAT = "edgedsv4-links-2"
 MAX_FILE_BYTES = 4 << 20
 """Of a file with figures; a real one has a few KiB."""
 MOST_SHARING = 1024
@@ -57,10 +57,11 @@ class DramRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRate:
-    """Routed experts computed by the CPU, with weights that no cache holds."""
+    """Routed experts computed by the CPU or a card, with weights that no cache holds."""
 
     block_type: str
     threads: int
+    """Of the CPU; 1 for a card."""
     tokens: int
     """Tokens that each expert computes at once."""
     bytes_per_weight: float
@@ -81,6 +82,25 @@ class ExpertRate:
     def products_per_second(self) -> float:
         """Multiplications with an addition per second."""
         return self.median * self.tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRate:
+    """One token's experts of one layer, computed by the CPU after a pause, as beside a card."""
+
+    block_type: str
+    threads: int
+    experts: int
+    """Computed in the call."""
+    expert_weights: int
+    """Elements of one of them."""
+    runs: tuple[float, ...]
+    """Seconds of each call."""
+
+    @property
+    def median(self) -> float:
+        """Seconds."""
+        return statistics.median(self.runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +154,13 @@ class CardRate:
     products: tuple[float, ...]
     """Multiplications with an addition per second, bfloat16 matrices."""
     exchange_seconds: tuple[float, ...]
-    """A few ids to the host, waited for, and one row of sums back."""
+    """A token's row to the host, a call there, and a row of sums back, as a step makes them."""
+    launch_seconds: tuple[float, ...]
+    """Of one launch of a recorded step, beyond the reading of its bytes."""
+    overlapped_launch_seconds: tuple[float, ...]
+    """The same where a kernel begins while the one before ends; empty where none can."""
+    experts: tuple[ExpertRate, ...]
+    """Routed experts computed by the card, by block type and tokens of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +214,8 @@ class Links:
     """Those the CPU's kernels use; None without them."""
     dram: tuple[DramRate, ...]
     experts: tuple[ExpertRate, ...]
+    calls: tuple[CallRate, ...]
+    """Of a machine with a card: what the CPU computes for it in one call."""
     drives: tuple[DriveRate, ...]
     card: CardRate | None
     overlap: OverlapRate | None
@@ -210,6 +238,17 @@ class Links:
         most = max((found.threads for found in rates), default=0)
         chosen = [found for found in rates if found.threads == most]
         return tuple(sorted(chosen, key=lambda found: found.tokens))
+
+    def card_rates(self, block_type: str) -> tuple[ExpertRate, ...]:
+        """Rates of the card with a block type, by tokens; empty where none were measured."""
+        rates = () if self.card is None else self.card.experts
+        chosen = [found for found in rates if found.block_type == block_type]
+        return tuple(sorted(chosen, key=lambda found: found.tokens))
+
+    def call_rates(self, block_type: str) -> tuple[CallRate, ...]:
+        """Calls of the CPU with a block type, by experts."""
+        chosen = [found for found in self.calls if found.block_type == block_type]
+        return tuple(sorted(chosen, key=lambda found: found.experts))
 
     def switch_tokens(self, block_type: str) -> int | None:
         """Tokens from which copying an expert to the card takes less time than the CPU's work.
@@ -234,12 +273,15 @@ class Links:
         types = {rate.block_type for rate in self.experts}
         drives = tuple(drive for drive in earlier.drives if drive.mount not in mounts)
         experts = tuple(rate for rate in earlier.experts if rate.block_type not in types)
+        called = {rate.block_type for rate in self.calls}
+        calls = tuple(rate for rate in earlier.calls if rate.block_type not in called)
         has_card = self.card is not None
         return dataclasses.replace(
             self,
             drives=(*self.drives, *drives),
             experts=(*self.experts, *experts),
-            card=self.card if has_card else earlier.card,
+            calls=(*self.calls, *calls),
+            card=_with_types_of(self.card, earlier.card),
             overlap=self.overlap if has_card else earlier.overlap,
         )
 
@@ -305,6 +347,15 @@ class Links:
         return cls.from_json(value, path)
 
 
+def _with_types_of(card: CardRate | None, earlier: CardRate | None) -> CardRate | None:
+    """A card, with the block types that only the earlier figures of the same one have."""
+    if card is None or earlier is None or card.name != earlier.name:
+        return card or earlier
+    types = {rate.block_type for rate in card.experts}
+    rest = tuple(rate for rate in earlier.experts if rate.block_type not in types)
+    return dataclasses.replace(card, experts=(*card.experts, *rest))
+
+
 def mount_of(path: Path) -> str:
     """Where the file system that holds a path is mounted; of its nearest parent that exists."""
     place = os.path.realpath(path)
@@ -314,31 +365,6 @@ def mount_of(path: Path) -> str:
             break
         place = parent
     return place
-
-
-def seconds_per_weight(rates: Iterable[ExpertRate], tokens: float) -> float | None:
-    """Seconds that the CPU needs for one stored weight with so many tokens at once.
-
-    Between measured numbers of tokens along a straight line; above the largest, time grows with the
-    products. Fewer than the smallest take as long as the smallest.
-
-    Args:
-        rates: of one block type and number of threads, by tokens ascending.
-        tokens: tokens that share the weight.
-
-    Returns:
-        Seconds, or None without any rate.
-    """
-    known = [(float(rate.tokens), 1 / rate.median) for rate in rates]
-    if not known:
-        return None
-    if tokens <= known[0][0]:
-        return known[0][1]
-    for (low, short), (high, long) in itertools.pairwise(known):
-        if tokens <= high:
-            return short + (long - short) * (tokens - low) / (high - low)
-    most, longest = known[-1]
-    return longest * tokens / most
 
 
 def _own_version() -> str:
@@ -369,6 +395,7 @@ class _Reader:
             "OverlapRate | None": self._optional(OverlapRate),
             "tuple[DramRate, ...]": self._list(self._record(DramRate)),
             "tuple[ExpertRate, ...]": self._list(self._record(ExpertRate)),
+            "tuple[CallRate, ...]": self._list(self._record(CallRate)),
             "tuple[DriveRate, ...]": self._list(self._record(DriveRate)),
             "tuple[DriveReading, ...]": self._list(self._record(DriveReading)),
         }

@@ -34,9 +34,8 @@ from edgedsv4.runtime.slot_filler import SAMPLE, Verification
 from edgedsv4.runtime.store_plan import (
     BANK,
     STAGING,
+    choose_store,
     plan_card_store,
-    plan_store,
-    store_obstacle,
 )
 from edgedsv4.runtime.tier_plan import HOST_BYTES
 from edgedsv4.text.tokenizer import Tokenizer
@@ -205,21 +204,11 @@ def _with_card_store(
 
 def _with_store(found: Placement, checkpoint: Checkpoint, bound: BoundWeights) -> Placement:
     """The placement with a store for the routed experts, where one is needed or asked for."""
-    options, plan = found.options, found.plan
-    if options.expert_place == "mapped" or (options.expert_place == "auto" and plan.experts_fit):
-        return found
-    obstacle = store_obstacle(bound.experts)
-    if options.expert_place == "auto" and obstacle is not None:
-        why = f"the routed experts do not fit in memory, and stay mapped: {obstacle}"
-        return replace(found, notes=(*found.notes, why))
-    config, weights, budget = checkpoint.config, found.weights, plan.available_bytes
-    store, stored = plan_store(config, weights, options, bound.experts, budget)
-    if not stored.fits and options.expert_place == "auto":
-        why = (
-            "the routed experts do not fit in memory, and stay mapped: with those of one token in"
-            f" slots {stored.needed_bytes:,} bytes are needed, {budget:,} are available"
-        )
-        return replace(found, notes=(*found.notes, why))
+    options, weights = found.options, found.weights
+    choice = choose_store(checkpoint.config, weights, options, bound.experts, found.plan)
+    store, stored = choice.store, choice.memory
+    if store is None:
+        return replace(found, notes=(*found.notes, choice.why)) if choice.why else found
     if not stored.fits:
         what = f"{checkpoint.path} with {stored.context:,} tokens and the experts of one token"
         raise too_large(what, stored)

@@ -60,6 +60,16 @@ class StorePlan:
         """Memory of all slots."""
         return (self.slots + self.staging) * self.slot_bytes
 
+    def to_json(self) -> dict[str, object]:
+        """As JSON types."""
+        return {
+            "slots": self.slots,
+            "staging_slots": self.staging,
+            "slot_bytes": self.slot_bytes,
+            "experts": self.total,
+            "bytes": self.nbytes,
+        }
+
     def items(self) -> dict[str, int]:
         """Lines of the memory plan."""
         return {BANK: self.slots * self.slot_bytes, STAGING: self.staging * self.slot_bytes}
@@ -181,6 +191,58 @@ def _least(config: ModelConfig, experts: Sequence[BoundExperts]) -> StorePlan:
     slot_bytes = padded(largest_object_bytes(experts, LARGEST_ALIGNMENT))
     total = sum(layer.count for layer in experts)
     return StorePlan(config.experts_per_token, LEAST_STAGING, slot_bytes, total)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChoice:
+    """Whether routed experts get a store."""
+
+    store: StorePlan | None
+    """None where they stay mapped."""
+    memory: MemoryPlan
+    """With the store's lines; what it was without one."""
+    why: str
+    """Why they stay mapped although they do not fit, as a sentence; else empty."""
+
+
+def choose_store(
+    config: ModelConfig,
+    weights: Mapping[str, int],
+    options: EngineOptions,
+    experts: Sequence[BoundExperts],
+    memory: MemoryPlan,
+) -> StoreChoice:
+    """Decide where the routed experts of a model on the CPU are used, as opening does.
+
+    Args:
+        config: shape of the model.
+        weights: bytes by item, without a store.
+        options: of the engine.
+        experts: by layer.
+        memory: the plan without a store.
+
+    Returns:
+        A choice whose memory does not fit where a store was asked for and has no room.
+
+    Raises:
+        CapacityError: `expert_ram_bytes` holds too little, or does not fit beside the rest.
+        BackendUnavailableError: a store was asked for, and cannot read the experts.
+    """
+    is_asked = options.expert_place == "stored"
+    if options.expert_place == "mapped" or (not is_asked and memory.experts_fit):
+        return StoreChoice(None, memory, "")
+    obstacle = store_obstacle(experts)
+    if not is_asked and obstacle is not None:
+        why = f"the routed experts do not fit in memory, and stay mapped: {obstacle}"
+        return StoreChoice(None, memory, why)
+    store, stored = plan_store(config, weights, options, experts, memory.available_bytes)
+    if stored.fits or is_asked:
+        return StoreChoice(store, stored, "")
+    why = (
+        "the routed experts do not fit in memory, and stay mapped: with those of one token in"
+        f" slots {stored.needed_bytes:,} bytes are needed, {stored.available_bytes:,} are available"
+    )
+    return StoreChoice(None, memory, why)
 
 
 def _asked_room(asked: int, least: StorePlan, smallest: MemoryPlan) -> int:

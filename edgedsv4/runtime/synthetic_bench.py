@@ -7,9 +7,9 @@ scatter over it. Beside the speeds stands the rate at which the same process rea
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from edgedsv4.kernels.gpu import stream
 from edgedsv4.model.gpu_model import GpuModel
 from edgedsv4.model.kv_cache import Numerics
 from edgedsv4.runtime.benchmark import package_versions
+from edgedsv4.runtime.card_reads import read_rate
 from edgedsv4.runtime.device import resolve_device
 from edgedsv4.runtime.gpu_devices import (
     Gpu,
@@ -31,10 +32,12 @@ from edgedsv4.runtime.gpu_devices import (
     release_unused_memory,
 )
 from edgedsv4.runtime.host import physical_cores
+from edgedsv4.runtime.kernel_profile import profiled
 from edgedsv4.runtime.memory_plan import StateLayout, device_workspace_bytes
 from edgedsv4.runtime.synthetic_hybrid import (
     HybridRecipe,
     RandomExperts,
+    chosen_experts,
     expert_sizes,
     host_facts,
     hybrid_network,
@@ -48,11 +51,11 @@ from edgedsv4.runtime.synthetic_network import (
     synthetic_config,
 )
 from edgedsv4.runtime.synthetic_options import PROFILED_TOKENS, WARM_UPS, SyntheticOptions
+from edgedsv4.runtime.synthetic_prediction import Expectation, needed_links, synthetic_plan
 from edgedsv4.runtime.synthetic_report import (
     KernelTime,
     SyntheticReading,
     SyntheticReport,
-    merged,
     with_traffic,
 )
 from edgedsv4.runtime.synthetic_traffic import (
@@ -68,16 +71,27 @@ if TYPE_CHECKING:
     from edgedsv4.config import ModelConfig
     from edgedsv4.model.gpu_cache import GpuKvCache
     from edgedsv4.model.weights import ExpertWeights
+    from edgedsv4.runtime.links import Links
     from edgedsv4.runtime.synthetic_network import ExpertTypes
     from edgedsv4.runtime.synthetic_traffic import Traffic
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is measured, steps done, steps in all)."""
+OnExpectation = Callable[[Expectation], None]
 READ_BYTES = 4 << 30
 """Bytes read to measure the memory, far more than caches hold; less on a small card."""
-_READS = 7
 _E4M3_FINITE = 0xBF
 """Mask that leaves no NaN among random e4m3 codes, and no bfloat16 above 2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """Who is told of a measurement."""
+
+    on_progress: Progress | None = None
+    """Before every step."""
+    on_expectation: OnExpectation | None = None
+    """What is expected, before anything is built."""
 
 
 class _NoFile:
@@ -94,10 +108,26 @@ class _NoFile:
 
 
 class SyntheticModel:
-    """A random network with a timeline, ready to run."""
+    """A random network with a timeline, ready to run.
 
-    def __init__(self, config: ModelConfig, options: SyntheticOptions, card: Gpu) -> None:
+    Args:
+        config: shape of the model.
+        options: what is built and run.
+        card: where.
+        recipe: what a budget leaves for experts; None looks now.
+        experts: that were made before, for `cpu_experts`; they outlive the model.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: SyntheticOptions,
+        card: Gpu,
+        recipe: HybridRecipe | None = None,
+        experts: RandomExperts | None = None,
+    ) -> None:
         self.config = config
+        self._has_own_experts = experts is None
         self.device = card.device
         self._capacity = options.capacity_in(config)
         began = time.perf_counter()
@@ -106,8 +136,8 @@ class SyntheticModel:
         if options.cpu_experts is None:
             self.network = RandomNetwork(config, EXPERT_TYPES[options.experts], self.device).make()
         else:
-            recipe = _hybrid_recipe(config, options, card)
-            self.network, source, chosen = hybrid_network(config, recipe, self.device)
+            recipe = recipe or _hybrid_recipe(config, options, card)
+            self.network, source, chosen = hybrid_network(config, recipe, self.device, experts)
             self.host = host_facts(recipe, chosen)
         self._source = source
         self.wait()
@@ -120,8 +150,8 @@ class SyntheticModel:
         self.cache = self._timeline()
 
     def close(self) -> None:
-        """Give main memory back that experts are in."""
-        if isinstance(self._source, RandomExperts):
+        """Give main memory back that experts are in, where they were made for this model."""
+        if isinstance(self._source, RandomExperts) and self._has_own_experts:
             self.wait()
             self._source.close()
 
@@ -171,13 +201,19 @@ class SyntheticModel:
 
 
 def measure_synthetic(
-    options: SyntheticOptions | None = None, *, on_progress: Progress | None = None
+    options: SyntheticOptions | None = None,
+    *,
+    links: Links | None = None,
+    on_progress: Progress | None = None,
+    on_expectation: OnExpectation | None = None,
 ) -> SyntheticReport:
     """Build a network of random weights on a GPU, and measure prefill and decode.
 
     Args:
         options: what to build and run.
+        links: figures that a prediction rests on; None measures them if `options.predict` says so.
         on_progress: told before every step.
+        on_expectation: told what is expected before anything is built.
 
     Raises:
         ConfigError: options that name no model, or more tokens than its context.
@@ -192,7 +228,8 @@ def measure_synthetic(
     if options.cpu_experts is None:
         check_room(config, options, device_budget(card.device, options.vram_bytes))
     with device_memory_errors(f"a random network of the shape {options.name}", card.device):
-        return measure_network(config, options, card, on_progress)
+        hooks = Hooks(on_progress=on_progress, on_expectation=on_expectation)
+        return measure_network(config, options, card, hooks, links=links)
 
 
 def check_room(config: ModelConfig, options: SyntheticOptions, budget: int) -> None:
@@ -228,7 +265,10 @@ def measure_network(
     config: ModelConfig,
     options: SyntheticOptions,
     card: Gpu,
-    on_progress: Progress | None = None,
+    hooks: Hooks | None = None,
+    *,
+    links: Links | None = None,
+    experts: RandomExperts | None = None,
 ) -> SyntheticReport:
     """Build and measure a network of any shape; there must be room for it.
 
@@ -236,15 +276,20 @@ def measure_network(
         config: shape of the model.
         options: what to run; the name is only that of the report.
         card: where.
-        on_progress: told before every step.
+        hooks: told how it goes.
+        links: as `measure_synthetic`.
+        experts: as `SyntheticModel`.
     """
-    steps = _Steps(options, config, on_progress)
+    hooks = hooks or Hooks()
+    recipe = None if options.cpu_experts is None else _hybrid_recipe(config, options, card)
+    expectation = _expectation(config, options, recipe, links, hooks)
+    steps = _Steps(options, config, hooks.on_progress)
     steps.next("reading memory")
     read_bytes = _read_bytes(card.device)
     rate = read_rate(card.device, read_bytes)
     release_unused_memory(card.device)
     steps.next("random weights")
-    made = SyntheticModel(config, options, card)
+    made = SyntheticModel(config, options, card, recipe, experts)
     readings = []
     first = capture = None
     try:
@@ -275,7 +320,31 @@ def measure_network(
         first_token_seconds=first,
         capture_seconds=capture,
         readings=tuple(readings),
+        expectation=expectation,
     )
+
+
+def _expectation(
+    config: ModelConfig,
+    options: SyntheticOptions,
+    recipe: HybridRecipe | None,
+    links: Links | None,
+    hooks: Hooks,
+) -> Expectation | None:
+    """What the links let expect, told as soon as it is known; None where nobody asked."""
+    if links is None and not options.predict:
+        return None
+    if links is None:
+        links = needed_links(config, options, hooks.on_progress or _ignore)
+    chosen = None if recipe is None else chosen_experts(config, recipe)
+    found = Expectation.of(synthetic_plan(config, options, chosen), options, links)
+    if hooks.on_expectation is not None:
+        hooks.on_expectation(found)
+    return found
+
+
+def _ignore(_what: str, _done: int, _total: int) -> None:
+    """Nobody wants to know of the steps."""
 
 
 class _Steps:
@@ -396,36 +465,6 @@ def _read_bytes(device: torch.device) -> int:
     return max(block, min(READ_BYTES, device_budget(device, None) // 4) // block * block)
 
 
-def read_rate(device: torch.device, nbytes: int, reads: int = _READS) -> float:
-    """Bytes per second of the best of several reads of a tensor.
-
-    Args:
-        device: whose memory is read.
-        nbytes: size of the tensor, whole blocks of `stream.BLOCK` words.
-        reads: how often.
-    """
-    words = torch.empty(nbytes // 4, dtype=torch.int32, device=device)
-    words.random_()
-    out = torch.zeros(1, dtype=torch.int32, device=device)
-    times = [_seconds(partial(stream.read_all, out, words), device) for _ in range(reads)]
-    return nbytes / min(times)
-
-
-def _seconds(launch: Callable[[], object], device: torch.device) -> float:
-    """Time of a launch on the device."""
-    if device.type == "cpu":
-        began = time.perf_counter()
-        launch()
-        return time.perf_counter() - began
-    events: Any = torch.xpu if device.type == "xpu" else torch.cuda
-    first, last = events.Event(enable_timing=True), events.Event(enable_timing=True)
-    first.record()
-    launch()
-    last.record()
-    last.synchronize()
-    return float(first.elapsed_time(last)) / 1e3
-
-
 def fill_with_noise(cache: GpuKvCache) -> None:
     """Random rows everywhere, none of them NaN."""
     for layer in cache.layers.values():
@@ -439,51 +478,3 @@ def fill_with_noise(cache: GpuKvCache) -> None:
                 continue
             parts[0].random_(0, 256).bitwise_and_(_E4M3_FINITE)
             parts[1].fill_(126)
-
-
-def profiled(
-    run: Callable[[], object], steps: int, device: torch.device
-) -> tuple[tuple[KernelTime, ...], float]:
-    """Kernels of some steps by the time they take on the device, and its busy seconds, per step.
-
-    None and 0 on the CPU.
-    """
-    if device.type == "cpu":
-        return (), 0.0
-    kinds = torch.profiler.ProfilerActivity
-    activity = kinds.XPU if device.type == "xpu" else kinds.CUDA
-    with torch.profiler.profile(activities=[activity], acc_events=True) as profiler:
-        run()
-    kernels = merged(kernel_times(profiler.key_averages(), steps))
-    return kernels, busy_seconds(profiler.events() or (), steps)
-
-
-def busy_seconds(events: Iterable[Any], steps: int) -> float:
-    """Seconds of a step in which at least one kernel was on the device.
-
-    A kernel that begins while the one before ends, and waits for its results, is on the device
-    beside it, so the kernels' own times add up to more.
-    """
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in events
-        if event.self_device_time_total
-    )
-    busy, until = 0.0, -math.inf
-    for start, end in spans:
-        busy += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return busy / 1e6 / steps
-
-
-def kernel_times(events: Iterable[Any], steps: int) -> list[KernelTime]:
-    """What a profiler saw on the device, per step."""
-    return [
-        KernelTime(
-            name=event.key,
-            launches=round(event.count / steps),
-            seconds=event.self_device_time_total / 1e6 / steps,
-        )
-        for event in events
-        if event.self_device_time_total
-    ]

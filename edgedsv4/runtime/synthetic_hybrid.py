@@ -153,13 +153,11 @@ def expert_sizes(config: ModelConfig, types: ExpertTypes) -> tuple[LayerExperts,
     return (LayerExperts(shapes, card, stored),) * config.num_layers
 
 
-def hybrid_network(
-    config: ModelConfig, recipe: HybridRecipe, device: torch.device
-) -> tuple[DeviceNetwork, RandomExperts, CardExperts]:
-    """A random network, its experts, and which of them live on the card.
+def chosen_experts(config: ModelConfig, recipe: HybridRecipe) -> CardExperts:
+    """Which experts live on the card.
 
     Raises:
-        CapacityError: the card has no room for the experts of a token, or main memory for all.
+        CapacityError: it has no room for the experts of a token.
     """
     sizes = expert_sizes(config, recipe.types)
     chosen = place_experts(
@@ -172,7 +170,29 @@ def hybrid_network(
             available_bytes=max(0, recipe.room),
             is_on_device=True,
         )
-    source = RandomExperts(config, recipe.types, recipe.threads, is_locked=device.type == "cuda")
+    return chosen
+
+
+def hybrid_network(
+    config: ModelConfig,
+    recipe: HybridRecipe,
+    device: torch.device,
+    source: RandomExperts | None = None,
+) -> tuple[DeviceNetwork, RandomExperts, CardExperts]:
+    """A random network, its experts, and which of them live on the card.
+
+    Args:
+        config: shape of the model.
+        recipe: what is made.
+        device: the card.
+        source: experts that were made before; None makes them. Given ones stay open on an error.
+
+    Raises:
+        CapacityError: the card has no room for the experts of a token, or main memory for all.
+    """
+    chosen = chosen_experts(config, recipe)
+    given = source
+    source = source or random_experts(config, recipe, device)
     try:
         placed = PlacedExperts(config, source, chosen.placement, device, "BF16", source.stacks)
         network = RandomNetwork(config, recipe.types, device, placed=placed.fill).make()
@@ -180,9 +200,21 @@ def hybrid_network(
         work = HybridWork(mode=recipe.mode, setting=setting, device=device)
         network = with_hybrid(network, config, source, work)
     except BaseException:
-        source.close()
+        if given is None:
+            source.close()
         raise
     return network, source, chosen
+
+
+def random_experts(
+    config: ModelConfig, recipe: HybridRecipe, device: torch.device
+) -> RandomExperts:
+    """All routed experts, in main memory from which the card copies.
+
+    Raises:
+        CapacityError: the machine has not as much memory.
+    """
+    return RandomExperts(config, recipe.types, recipe.threads, is_locked=device.type == "cuda")
 
 
 def host_facts(recipe: HybridRecipe, chosen: CardExperts) -> dict[str, object]:

@@ -48,6 +48,9 @@ class SyntheticOptions:
     computes the others, as `EngineOptions.cpu_experts`. None: all are on the card."""
     expert_threads: int | None = None
     """CPU threads for them; None takes the physical cores."""
+    predict: bool = False
+    """Say before measuring what the links of the machine let expect; they are measured first, for
+    some seconds, unless they are given."""
 
     def __post_init__(self) -> None:
         if self.experts not in EXPERT_TYPES:

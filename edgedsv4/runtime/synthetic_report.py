@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from edgedsv4.runtime.synthetic_prediction import Expectation
     from edgedsv4.runtime.synthetic_traffic import Traffic
 
 Work = Literal["prefill", "decode"]
@@ -152,6 +153,8 @@ class SyntheticReport:
     readings: tuple[SyntheticReading, ...]
     host: dict[str, object] = field(default_factory=dict)
     """Threads, memory rate and placement, where the CPU computes experts, too."""
+    expectation: Expectation | None = None
+    """What was expected before the measurement; None where nobody asked."""
 
     def host_share(self, reading: SyntheticReading) -> float | None:
         """Bytes of experts that the CPU read per second, of the rate that its memory allows."""
@@ -182,11 +185,18 @@ class SyntheticReport:
             "first_token_seconds": self.first_token_seconds,
             "capture_seconds": self.capture_seconds,
             "host": self.host,
-            "results": [
-                {**reading.to_json(self.read_rate), "share_of_host_reads": self.host_share(reading)}
-                for reading in self.readings
-            ],
+            "expected": None if self.expectation is None else self.expectation.to_json(),
+            "results": [self._reading_json(reading) for reading in self.readings],
             "problems": list(self.problems()),
+        }
+
+    def _reading_json(self, reading: SyntheticReading) -> dict[str, object]:
+        expected = None if self.expectation is None else self.expectation.deviation(reading)
+        return {
+            **reading.to_json(self.read_rate),
+            "share_of_host_reads": self.host_share(reading),
+            "expected_tokens_per_second": None if expected is None else expected.predicted,
+            "found_of_expected": None if expected is None else expected.ratio,
         }
 
 

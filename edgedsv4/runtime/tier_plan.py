@@ -11,7 +11,7 @@ texts are not: a cache that follows the text hits more often than this plan says
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from edgedsv4.runtime.token_bytes import TokenBytes
 if TYPE_CHECKING:
     from edgedsv4.config import EngineOptions, ModelConfig
     from edgedsv4.model.bound_weights import BoundWeights
+    from edgedsv4.runtime.store_plan import StorePlan
 
 STAGING_EXPERTS = 64
 """Experts on their way from a slower tier: one half is filled while the other is used."""
@@ -33,6 +34,8 @@ HOST_BYTES = 1 << 30
 WORKSPACE_SHARE = 4
 """One part of so many of what dense weights leave on a card may be working memory."""
 _MOST_BYTES = 1 << 50
+_OF_FEW = ("embed", ".tid2eid", "head")
+"""Roles of which a token needs a row, or of which only the last token of a chunk needs any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,25 +45,28 @@ class TokenCost:
     dense_bytes: int
     """Every weight but routed experts and the MTP block, once."""
     dense_weights: int
-    """Elements of them."""
+    """Elements of them that every token of a chunk is multiplied with: all but the head's."""
     expert_bytes: tuple[int, ...]
     """Of one routed expert, by layer."""
     expert_weights: int
     """Elements of one routed expert."""
     block_types: Mapping[str, int]
     """Elements by storage type, of one expert of each layer."""
+    dense_types: Mapping[str, int] = field(default_factory=dict)
+    """Elements of the dense weights by storage type; empty where a card has them."""
 
     @classmethod
     def of(cls, bound: BoundWeights) -> TokenCost:
         """Count the weights of a model."""
         config = bound.config
-        elements = 0
+        dense: dict[str, int] = {}
         for role, tensor in bound.tensors.items():
-            if not role.startswith("draft.") and not role.endswith(("embed", ".tid2eid")):
+            if not role.startswith("draft.") and not role.endswith(_OF_FEW):
                 rows = 1
                 for size in tensor.shape[:-1]:
                     rows *= size
-                elements += rows * tensor.columns
+                kind = tensor.block_type.name
+                dense[kind] = dense.get(kind, 0) + rows * tensor.columns
         sizes, types = [], dict[str, int]()
         per_matrix = config.hidden_size * config.expert_width
         for experts in bound.experts[: config.num_layers]:
@@ -71,10 +77,11 @@ class TokenCost:
                 types[name] = types.get(name, 0) + per_matrix
         return cls(
             dense_bytes=TokenBytes.of(bound).dense_weights,
-            dense_weights=elements,
+            dense_weights=sum(dense.values()),
             expert_bytes=tuple(sizes),
             expert_weights=3 * per_matrix,
             block_types=types,
+            dense_types=dense,
         )
 
 
@@ -165,6 +172,8 @@ class TierPlan:
     ram_staging_bytes: int
     chances: tuple[tuple[float, ...], ...]
     """[layers][experts] probability that a token uses the expert, the likeliest first."""
+    store: StorePlan | None = None
+    """Of the experts in main memory, whose lines `memory` then has; None where files are mapped."""
 
     @property
     def has_card(self) -> bool:
@@ -187,6 +196,8 @@ class TierPlan:
     def ram_bytes(self) -> int:
         """Planned in main memory, experts and staging included."""
         fixed = HOST_BYTES if self.has_card else self.memory.needed_bytes
+        if self.store is not None and not self.has_card:
+            return fixed
         return fixed + self.ram_staging_bytes + self.ram.nbytes
 
     @property
@@ -235,24 +246,50 @@ def place_experts(request: TierRequest) -> TierPlan:
     memory, chunk = _dense_plan(request)
     left = max(0, memory.available_bytes - memory.needed_bytes)
     all_slots = (config.num_experts,) * config.num_layers
-    none = (0,) * config.num_layers
-    vram, vram_staging, ram_room = none, 0, left
+    vram, vram_staging, ram_room = (0,) * config.num_layers, 0, left
     if request.vram_bytes is not None:
         vram, vram_staging = _fill(left, sizes, all_slots, config.experts_per_token)
         ram_room = max(0, request.ram_bytes - HOST_BYTES)
     rest = tuple(config.num_experts - count for count in vram)
     ram, ram_staging = _fill(ram_room, sizes, rest, config.experts_per_token)
-    drive = tuple(count - taken for count, taken in zip(rest, ram, strict=True))
+    return plan_of_slots(
+        request, memory, chunk, (vram, ram), staging_bytes=(vram_staging, ram_staging)
+    )
+
+
+def plan_of_slots(
+    request: TierRequest,
+    memory: MemoryPlan,
+    chunk: int,
+    slots: tuple[tuple[int, ...], tuple[int, ...]],
+    *,
+    staging_bytes: tuple[int, int] = (0, 0),
+    store: StorePlan | None = None,
+) -> TierPlan:
+    """The plan of a placement that was decided elsewhere.
+
+    Args:
+        request: what it follows from; its budgets are not looked at.
+        memory: of everything but experts.
+        chunk: tokens evaluated at once in prefill.
+        slots: experts of each layer on the card, and in main memory; the rest is on the drive.
+        staging_bytes: on the card and in main memory.
+        store: that the experts in main memory are in.
+    """
+    (vram, ram), sizes = slots, request.cost.expert_bytes
+    none = (0,) * request.config.num_layers
+    held = tuple(a + b for a, b in zip(vram, ram, strict=True))
+    drive = tuple(request.config.num_experts - count for count in held)
     chances = _chances(request)
-    starts = (none, vram, tuple(a + b for a, b in zip(vram, ram, strict=True)))
+    starts = (none, vram, held)
     tiers = [
         Tier(
             name,
-            slots,
-            sum(count * size for count, size in zip(slots, sizes, strict=True)),
-            _shares(chances, start, slots),
+            held_here,
+            sum(count * size for count, size in zip(held_here, sizes, strict=True)),
+            _shares(chances, start, held_here),
         )
-        for name, start, slots in zip(
+        for name, start, held_here in zip(
             ("vram", "ram", "drive"), starts, (vram, ram, drive), strict=True
         )
     ]
@@ -263,9 +300,33 @@ def place_experts(request: TierRequest) -> TierPlan:
         vram=tiers[0],
         ram=tiers[1],
         drive=tiers[2],
-        vram_staging_bytes=vram_staging,
-        ram_staging_bytes=ram_staging,
+        vram_staging_bytes=staging_bytes[0],
+        ram_staging_bytes=staging_bytes[1],
         chances=chances,
+        store=store,
+    )
+
+
+def spread_slots(slots: int, most: Sequence[int]) -> tuple[int, ...]:
+    """Slots for any expert, as experts of each layer that are expected in them.
+
+    Args:
+        slots: in all.
+        most: experts of each layer that may be there.
+    """
+    return _spread(slots, (1,) * len(most), most)
+
+
+def with_store(plan: TierPlan, memory: MemoryPlan, store: StorePlan) -> TierPlan:
+    """A plan whose experts outside the card's memory are in a store."""
+    rest = [plan.request.config.num_experts - count for count in plan.vram.slots]
+    return plan_of_slots(
+        plan.request,
+        memory,
+        plan.chunk,
+        (plan.vram.slots, spread_slots(store.slots, rest)),
+        staging_bytes=(plan.vram_staging_bytes, store.staging * store.slot_bytes),
+        store=store,
     )
 
 

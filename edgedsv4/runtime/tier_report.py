@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from edgedsv4.errors import ConfigError
 from edgedsv4.model.weight_table import bind_weights
 from edgedsv4.runtime.host import available_ram_bytes
-from edgedsv4.runtime.links import seconds_per_weight
 from edgedsv4.runtime.memory_plan import GPU_CHUNKS, weight_items
 from edgedsv4.runtime.shipped_models import open_model
-from edgedsv4.runtime.tier_plan import TierPlan, TierRequest, TokenCost, place_experts
+from edgedsv4.runtime.store_plan import choose_store
+from edgedsv4.runtime.tier_plan import (
+    TierPlan,
+    TierRequest,
+    TokenCost,
+    place_experts,
+    with_store,
+)
+from edgedsv4.runtime.tier_rates import speeds_of
 from edgedsv4.runtime.tier_speed import (
-    EXCHANGE_SECONDS,
     Prediction,
     Speeds,
     predict,
@@ -28,7 +33,7 @@ from edgedsv4.runtime.tier_speed import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from edgedsv4.config import EngineOptions
     from edgedsv4.model.bound_weights import BoundWeights
@@ -36,7 +41,6 @@ if TYPE_CHECKING:
 
 WORTH_TELLING = 1.1
 """A change is told when it makes decode or prefill this many times as fast."""
-_CHUNK_TOKENS = 16
 _STEP_BYTES = 16 << 30
 _RATE_NAMES = {
     "memory": "reads of memory",
@@ -48,6 +52,7 @@ _RATE_NAMES = {
     "card_products": "a card",
 }
 _LIMITS = {
+    "launches": "launches on the card",
     "dense": "reading the dense weights",
     "exchange": "exchanges between card and CPU",
     "vram": "the card's memory",
@@ -69,6 +74,8 @@ class TierReport:
     """What has to be measured for a prediction."""
     advice: tuple[str, ...]
     """What would make it faster, the most effective for decode first."""
+    why_mapped: str = ""
+    """Why experts that do not fit are not stored, as a sentence; else empty."""
 
     def to_json(self) -> dict[str, object]:
         """The memory plan's keys, and those of the placement beside them."""
@@ -79,58 +86,16 @@ class TierReport:
             "prediction": None if self.prediction is None else self.prediction.to_json(),
             "missing_links": list(self.missing),
             "advice": list(self.advice),
+            "store": self._store_json(),
         }
 
-
-def speeds_of(
-    links: Links, block_types: Mapping[str, int], drive: DriveRate | None, *, has_card: bool
-) -> Speeds:
-    """The rates that a model meets on a machine.
-
-    Args:
-        links: what was measured.
-        block_types: elements of its experts by storage type.
-        drive: that holds it; None leaves that rate unknown.
-        has_card: whether a card computes.
-    """
-    one, many = (_weights_per_second(links, block_types, count) for count in (1, _CHUNK_TOKENS))
-    per_weight = _bytes_per_weight(links, block_types)
-    card = links.card if has_card else None
-    return Speeds(
-        memory=links.dram_rate,
-        experts=one * per_weight,
-        products=many * _CHUNK_TOKENS,
-        drive=0.0 if drive is None else drive.best.median,
-        vram=0.0 if card is None else _median(card.read or card.copy),
-        to_card=0.0 if card is None else _median(card.to_card),
-        card_products=0.0 if card is None else _median(card.products),
-        exchange_seconds=(
-            EXCHANGE_SECONDS if card is None else _median(card.exchange_seconds) or EXCHANGE_SECONDS
-        ),
-    )
-
-
-def _median(runs: Sequence[float]) -> float:
-    return median(runs) if runs else 0.0
-
-
-def _weights_per_second(links: Links, block_types: Mapping[str, int], tokens: int) -> float:
-    """Stored weights of such experts per second; 0 when a type was not measured."""
-    seconds = 0.0
-    for name, elements in block_types.items():
-        each = seconds_per_weight(links.expert_rates(name), tokens)
-        if each is None:
-            return 0.0
-        seconds += elements * each
-    return sum(block_types.values()) / seconds if seconds else 0.0
-
-
-def _bytes_per_weight(links: Links, block_types: Mapping[str, int]) -> float:
-    nbytes = 0.0
-    for name, elements in block_types.items():
-        rates = links.expert_rates(name)
-        nbytes += elements * (rates[0].bytes_per_weight if rates else 0.0)
-    return nbytes / max(1, sum(block_types.values()))
+    def _store_json(self) -> dict[str, object] | None:
+        """The store's own lines and how it reads; None where files are mapped."""
+        store, options = self.plan.store, self.plan.request.options
+        if store is None:
+            return None
+        how = {"io": options.io, "io_depth": options.io_depth, "prefetch": options.prefetch}
+        return {**store.to_json(), **how}
 
 
 def plan_tiers(
@@ -172,7 +137,15 @@ def plan_tiers(
             counts=counts,
         )
         drive = None if links is None else links.drive_of(checkpoint.path)
-    return report(request, links, drive)
+        plan, why = place_experts(request), ""
+        if not plan.has_card:
+            choice = choose_store(
+                bound.config, request.weights, options, bound.experts, plan.memory
+            )
+            why = choice.why
+            if choice.store is not None:
+                plan = with_store(plan, choice.memory, choice.store)
+    return replace(report_plan(plan, links, drive), why_mapped=why)
 
 
 def _weight_bytes(bound: BoundWeights) -> dict[str, int]:
@@ -210,10 +183,21 @@ def _vram_budget(options: EngineOptions, links: Links | None) -> int | None:
 
 def report(request: TierRequest, links: Links | None, drive: DriveRate | None) -> TierReport:
     """Place experts, and predict and advise where the figures are there."""
-    plan = place_experts(request)
+    return report_plan(place_experts(request), links, drive)
+
+
+def report_plan(plan: TierPlan, links: Links | None, drive: DriveRate | None) -> TierReport:
+    """Predict and advise for a placement that is given, where the figures are there."""
+    request = plan.request
     if links is None:
         return TierReport(plan=plan, prediction=None, missing=("everything",), advice=())
-    speeds = speeds_of(links, request.cost.block_types, drive, has_card=plan.has_card)
+    speeds = speeds_of(
+        links,
+        request.cost.block_types,
+        drive,
+        has_card=plan.has_card,
+        dense_types=request.cost.dense_types,
+    )
     missing = tuple(dict.fromkeys(_RATE_NAMES[name] for name in unknown_rates(plan, speeds)))
     if missing:
         return TierReport(plan=plan, prediction=None, missing=missing, advice=())

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from link_samples import CARD, expert_rate, links
 from synthetic_samples import report
 
 import edgedsv4
 from edgedsv4.cli import INTERRUPTED, main
 from edgedsv4.cli.bench_synthetic import FLAGS
 from edgedsv4.runtime.synthetic_network import EXPERT_TYPES, SyntheticName, synthetic_config
+from edgedsv4.runtime.synthetic_prediction import Expectation, synthetic_plan
 from edgedsv4.runtime.synthetic_report import HostShare
+
+if TYPE_CHECKING:
+    from edgedsv4.runtime.links import ExpertRate
 
 
 @pytest.fixture
@@ -21,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Options that the command hands on; the last entry, if it is an error, is raised."""
     found: list[Any] = []
 
-    def measure(options: Any, on_progress: Any) -> Any:
+    def measure(options: Any, on_progress: Any, **_: Any) -> Any:
         found.append(options)
         on_progress("decode at 0", 1, 2)
         return report()
@@ -108,6 +114,54 @@ def test_table_holds_speeds_and_kernels(capsys: pytest.CaptureFixture[str]) -> N
         "_new_kernel 1 200,000.00 200,000.00 25.0%",
         "_old_kernel none 0.0020",
     ]
+
+
+def expected() -> Expectation:
+    """Decode at twice the speed of the sample, prefill at half of it."""
+    config = synthetic_config("flash", 4)
+    options = edgedsv4.SyntheticOptions(layers=4, prompts=(512,), depths=(16_384,))
+    plan = synthetic_plan(config, options, None)
+    found = Expectation.of(plan, options, links(experts=rates(), card=CARD))
+    ((depth, decode),) = found.decode
+    decode = replace(decode, decode=replace(decode.decode, tokens_per_second=2.0))
+    (prefill,) = found.prefill.prefill
+    prefill = replace(prefill, tokens_per_second=2048.0)
+    return replace(
+        found, decode=((depth, decode),), prefill=replace(found.prefill, prefill=(prefill,))
+    )
+
+
+def rates() -> tuple[ExpertRate, ...]:
+    return tuple(expert_rate(name, 8, 1, 50e9) for name in ("IQ2_XXS", "Q2_K"))
+
+
+def test_prediction_is_told_before_and_held_against_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given: list[Any] = []
+
+    def measure(options: Any, *, on_expectation: Any, links: Any, **_: Any) -> Any:
+        given.append((options.predict, links))
+        on_expectation(expected())
+        print("measured")
+        return report(expectation=expected())
+
+    monkeypatch.setattr(edgedsv4, "measure_synthetic", measure, raising=False)
+    links().write(tmp_path / "links.json")
+    file = ["--links", str(tmp_path / "links.json")]
+    assert main(["bench", "--synthetic", "flash", *file]) == 0
+    found = capsys.readouterr()
+    assert "expected: decode at 16,384 2.0 tokens/s, the limit is" in found.err
+    assert "expected: prefill of 512 2,048 tokens/s, the limit is" in found.err
+    assert "decode at 16,384: decode tokens/s 1, predicted 2 (50%)" in found.out
+    prefill = "prefill tokens/s (predicted for 512 tokens) 1,024, predicted 2,048 (50%)"
+    assert f"prefill of 512: {prefill}" in found.out
+    assert main(["bench", "--synthetic", "flash", "--predict", "--json"]) == 0
+    out = capsys.readouterr().out.removeprefix("measured\n")
+    document = json.loads(out)
+    assert [r["found_of_expected"] for r in document["results"]] == [0.5, 0.5]
+    assert document["expected"]["decode"][0]["depth"] == 16_384
+    assert given == [(False, links()), (True, None)]
 
 
 @pytest.mark.usefixtures("asked")

@@ -13,7 +13,8 @@ from link_samples import DRIVE, expert_rate, links
 
 import edgedsv4
 from edgedsv4.cli import main
-from edgedsv4.errors import ConfigError
+from edgedsv4.cli.commands import build_parser
+from edgedsv4.cli.flags import engine_options
 from edgedsv4.runtime.links import Links, MachineFacts, mount_of
 from edgedsv4.runtime.shipped_models import open_model
 
@@ -73,7 +74,7 @@ def test_card_and_advice_are_shown(cache: Path, capsys: pytest.CaptureFixture[st
     found = json.loads(capsys.readouterr().out)
     assert found["placement"]["tiers"][0]["share"] == 1
     assert found["available_bytes"] == 31 << 30
-    assert found["prediction"]["decode"]["limit"] == "dense"
+    assert found["prediction"]["decode"]["limit"] == "launches"
     assert main(["plan", "random-tiny", *BUDGET, "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["available_bytes"] == 1 << 30
 
@@ -193,10 +194,13 @@ def test_a_reply_is_held_against_what_was_expected(
     kept(cache, experts=rates, drives=(drive,), card=links().card)
     assert main([*reply, "--stats", "--backend", "native"]) == 0  # no card takes part
     assert expected_decode(capsys.readouterr().err) == expected_decode(err)
-    assert main([*reply, "--stats", "--expert-place", "stored"]) == 0
-    err = capsys.readouterr().err
-    assert "no speed is predicted for experts that are placed by hand" in err
-    assert "expected" not in err
+    few = ["--expert-place", "stored", "--expert-ram", "2M"]
+    slow = dataclasses.replace(
+        drive, readings=tuple(dataclasses.replace(r, runs=(1e6,)) for r in drive.readings)
+    )
+    kept(cache, experts=rates, drives=(slow,))
+    assert main([*reply, "--stats", *few]) == 0
+    assert "limited by the drive" in capsys.readouterr().err
 
 
 def expected_decode(err: str) -> str:
@@ -205,14 +209,66 @@ def expected_decode(err: str) -> str:
     return found[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [([], "experts on the CPU"), (["--backend", "reference"], "torch's operations")],
+)
 def test_what_prevents_a_prediction_prevents_no_reply(
-    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    options: list[str], told: str, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise ConfigError("nothing tells what memory it has")
-
-    kept(cache)
-    monkeypatch.setattr(edgedsv4, "plan_tiers", refuse, raising=False)
+    kept(cache)  # of types that the model has not
     reply = ["run", "pocket-v4", "-p", "Hi", "-n", "1", "--temp", "0", "--ctx", "500", "--stats"]
-    assert main(reply) == 0
-    assert "no speed is predicted: nothing tells" in capsys.readouterr().err
+    assert main([*reply, *options]) == 0
+    assert f"no speed is predicted without figures of: {told}" in capsys.readouterr().err
+
+
+# ---- the store's own lines ----
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--expert-place", "stored", "--ram", "1G"],
+        ["--expert-place", "stored", "--ram", "1G", "--expert-ram", "3M"],
+        ["--ram", "228M"],
+        ["--ram", "1G"],
+        ["--ram", "228M", "--expert-place", "mapped"],
+    ],
+    ids=" ".join,
+)
+def test_plan_has_the_store_that_opening_makes(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["plan", "pocket-v4", "--ctx", "500", "--device", "cpu", *options]
+    assert main([*arguments, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    given = plan_options(arguments)
+    with edgedsv4.Engine.open("pocket-v4", given) as engine:
+        facts, opened = engine.describe()["experts"], engine._live
+    assert isinstance(facts, dict)
+    names = ("slots", "staging_slots", "slot_bytes", "experts")
+    store = planned["store"]
+    assert (store is None) == (facts["place"] == "mapped")
+    assert [i for i in planned["items"] if "expert" in i["name"]] == [
+        {"name": item.name, "bytes": item.nbytes, "required": item.is_required}
+        for item in opened.plan.items
+        if "expert" in item.name
+    ]
+    assert planned["needed_bytes"] == opened.plan.needed_bytes
+    if store is not None:
+        assert [store[name] for name in names] == [facts[name] for name in names]
+        assert (store["io"], store["io_depth"], store["prefetch"]) == ("auto", 32, "hash")
+        tiers = {tier["name"]: tier["experts"] for tier in planned["placement"]["tiers"]}
+        # The MTP block's experts are counted by the store, and not used without drafts.
+        assert tiers["ram"] == min(store["slots"], sum(tiers.values()))
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert ("slot of the store" in out) == (store is not None)
+    if store is not None:
+        assert f"{store['slots']:,} that stay" in out
+        assert "the others are read as they are needed: io auto, up to 32 reads" in out
+
+
+def plan_options(arguments: list[str]) -> edgedsv4.EngineOptions:
+    """The options that the command makes of its arguments."""
+    return engine_options(build_parser().parse_args(arguments))

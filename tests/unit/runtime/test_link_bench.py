@@ -6,13 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from link_samples import CARD
 
 from edgedsv4.errors import BackendUnavailableError, ConfigError
 from edgedsv4.kernels.native import library as native
 from edgedsv4.runtime import link_bench
-from edgedsv4.runtime.link_bench import TOKENS, LinkOptions, measure_links, thread_counts
+from edgedsv4.runtime.link_bench import (
+    CALLED,
+    CALLS,
+    TOKENS,
+    LinkOptions,
+    measure_links,
+    thread_counts,
+)
 from edgedsv4.runtime.link_memory import ExpertBench, ExpertShape
-from edgedsv4.runtime.links import DriveRate, DriveReading, MachineFacts
+from edgedsv4.runtime.links import CardRate, DriveRate, DriveReading, MachineFacts
 
 QUICK: dict[str, Any] = {
     "types": ("MXFP4",),
@@ -41,6 +50,38 @@ def test_memory_and_experts_are_measured_by_threads_and_tokens() -> None:
     ]
     assert found.machine == MachineFacts.of()
     assert (found.card, found.overlap, found.drives) == (None, None, ())
+
+
+def test_what_no_prediction_needs_can_be_left_out() -> None:
+    found = measure_links(LinkOptions(**QUICK, is_thorough=False))
+    assert [rate.threads for rate in found.dram] == [2]
+    assert {rate.threads for rate in found.experts} == {2}
+    assert found.calls == ()
+
+
+def test_beside_a_card_calls_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    class NoCard:
+        def __init__(self, _gpu: object) -> None:
+            pass
+
+    def measure(_card: Any, _repeat: int, _seconds: float, _report: Any, types: Any) -> CardRate:
+        seen.append(types)
+        return CARD
+
+    monkeypatch.setattr(link_bench, "resolve_device", lambda _name: torch.device("cuda:0"))
+    monkeypatch.setattr(link_bench, "gpu_of", lambda device: device)
+    monkeypatch.setattr(link_bench, "TorchCard", NoCard)
+    monkeypatch.setattr(link_bench, "measure_card", measure)
+    found = measure_links(LinkOptions(**QUICK, is_thorough=False))
+    assert seen == [("MXFP4",)]
+    assert found.card == CARD
+    assert found.overlap is None
+    assert [(rate.experts, len(rate.runs)) for rate in found.calls] == [
+        (count, CALLS) for count in CALLED
+    ]
+    assert all(rate.expert_weights == 3 * 256 * 256 for rate in found.calls)
 
 
 def test_what_was_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from edgedsv4.runtime.links import (
     Links,
     MachineFacts,
     mount_of,
-    seconds_per_weight,
 )
+from edgedsv4.runtime.rate_curves import seconds_of_call, seconds_per_weight
 
 Document = dict[str, Any]
 
@@ -150,7 +150,7 @@ def changed(*place: str | int, to: Any) -> Callable[[Document], None]:
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        (changed("format", to="other"), "edgedsv4-links-1"),
+        (changed("format", to="other"), "edgedsv4-links-2"),
         (changed("extra", to=1), "links: expected an object"),
         (lambda found: found.pop("dram"), "links: expected an object"),
         (changed("dram", to={}), "links.dram"),
@@ -229,3 +229,55 @@ def test_any_replaced_entry_gives_figures_or_a_format_error(data: st.DataObject)
     place[key] = data.draw(JSON)
     with contextlib.suppress(FormatError):
         assert Links.from_json(found).dram_rate >= 0
+
+
+# ---- times between and beyond those measured ----
+
+CALLS = ((10.0, 30.0), (20.0, 40.0), (30.0, 70.0))
+
+
+@pytest.mark.parametrize(
+    ("weights", "seconds"),
+    [
+        (10, 30),
+        (15, 35),
+        (25, 55),
+        (40, 100),  # on the line of the last two
+        (5, 25),  # on the line of the first two
+        (0.1, 20.1),
+    ],
+)
+def test_calls_between_and_beyond_those_measured_lie_on_lines(
+    weights: float, seconds: float
+) -> None:
+    assert seconds_of_call(CALLS, weights) == pytest.approx(seconds)
+
+
+def test_small_call_is_never_faster_than_in_proportion() -> None:
+    # The line through these is negative at 1.
+    assert seconds_of_call(((10.0, 10.0), (20.0, 100.0)), 1) == pytest.approx(1)
+
+
+def test_single_call_counts_in_proportion() -> None:
+    assert seconds_of_call(((10.0, 30.0),), 5) == pytest.approx(15)
+
+
+def test_figures_that_are_measured_again_replace_only_their_own_kind() -> None:
+    earlier = links()
+    assert CARD.experts[0].block_type == "MXFP4"
+    other = dataclasses.replace(CARD.experts[0], block_type="Q4_K")
+    call = dataclasses.replace(earlier.calls[0], block_type="Q4_K")
+    now = links(card=dataclasses.replace(CARD, experts=(other,)), calls=(call,))
+    found = now.with_rest_of(earlier)
+    assert found.card is not None
+    assert [rate.block_type for rate in found.card.experts] == ["Q4_K", "MXFP4", "MXFP4"]
+    assert [rate.block_type for rate in found.calls] == ["Q4_K", "MXFP4", "MXFP4"]
+    another = links(card=dataclasses.replace(CARD, name="cuda:1", experts=()))
+    assert another.with_rest_of(earlier).card == another.card
+
+
+def test_rates_of_card_and_calls_are_found_by_type() -> None:
+    assert [rate.tokens for rate in links().card_rates("MXFP4")] == [1, 100]
+    assert links(card=None).card_rates("MXFP4") == ()
+    assert [rate.experts for rate in links().call_rates("MXFP4")] == [1, 6]
+    assert links().call_rates("Q4_K") == ()

@@ -14,16 +14,16 @@ from tiny_model import tiny_config
 from edgedsv4.errors import BackendUnavailableError, CapacityError, ConfigError, DeviceLostError
 from edgedsv4.model.gpu_cache import GpuKvCache
 from edgedsv4.model.layer_plan import layer_plans
-from edgedsv4.runtime import synthetic_bench
+from edgedsv4.runtime import card_reads, synthetic_bench
 from edgedsv4.runtime.gpu_devices import Gpu
+from edgedsv4.runtime.kernel_profile import busy_seconds, kernel_times
 from edgedsv4.runtime.memory_plan import StateLayout
 from edgedsv4.runtime.synthetic_bench import (
+    Hooks,
     SyntheticModel,
     SyntheticOptions,
-    busy_seconds,
     check_room,
     fill_with_noise,
-    kernel_times,
     measure_network,
     measure_synthetic,
 )
@@ -70,12 +70,14 @@ class StandIn:
 @pytest.fixture(autouse=True)
 def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic_bench, "GpuModel", StandIn)
-    monkeypatch.setattr(synthetic_bench.stream, "read_all", lambda _out, words: words.sum())
+    monkeypatch.setattr(card_reads.stream, "read_all", lambda _out, words: words.sum())
 
 
 def test_every_depth_and_prompt_is_measured() -> None:
     seen: list[tuple[str, int, int]] = []
-    report = measure_network(CONFIG, OPTIONS, CARD, lambda *step: seen.append(step))
+    report = measure_network(
+        CONFIG, OPTIONS, CARD, Hooks(on_progress=lambda *step: seen.append(step))
+    )
     found = [(r.work, r.depth, r.tokens, len(r.seconds)) for r in report.readings]
     assert found == [
         ("decode", 0, 2, 2),
@@ -224,7 +226,7 @@ def test_failures_of_the_device_are_errors_of_the_library(
     machine = Machine(monkeypatch)
     machine.cuda(nvidia_card())
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise raised
 
     monkeypatch.setattr(synthetic_bench, "measure_network", fail)

@@ -12,6 +12,7 @@ from tier_samples import ALL_EXPERTS, COST, DESKTOP, OPTIONS, needed_bytes, requ
 from edgedsv4.config import EngineOptions
 from edgedsv4.errors import ConfigError
 from edgedsv4.runtime.tier_plan import HOST_BYTES, place_experts
+from edgedsv4.runtime.tier_rates import speeds_of
 from edgedsv4.runtime.tier_report import (
     Deviation,
     Outcome,
@@ -20,7 +21,6 @@ from edgedsv4.runtime.tier_report import (
     limit_text,
     plan_tiers,
     report,
-    speeds_of,
 )
 from edgedsv4.runtime.tier_speed import predict
 
@@ -130,7 +130,10 @@ def test_model_is_placed_from_its_header() -> None:
     assert found.plan.memory.context == 1000
     assert not found.plan.has_card
     assert found.plan.drive.nbytes == 0
-    assert dict(found.plan.request.cost.block_types) == {"BF16": 4 * 3 * 128 * 64}
+    cost = found.plan.request.cost
+    assert dict(cost.block_types) == {"BF16": 4 * 3 * 128 * 64}
+    assert sum(cost.dense_types.values()) == cost.dense_weights
+    assert set(cost.dense_types) == {"BF16", "F32"}
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
-from tier_samples import DESKTOP, EXPERT, needed_bytes, request, with_shares
+from tier_samples import DESKTOP, EXPERT, FLASH, needed_bytes, request, with_shares
 
-from edgedsv4.config import EngineOptions
+from edgedsv4.config import CpuExperts, EngineOptions
 from edgedsv4.errors import ConfigError
-from edgedsv4.runtime.tier_plan import HOST_BYTES, STAGING_EXPERTS, place_experts
+from edgedsv4.runtime.card_work import activation_bytes, attention_products
+from edgedsv4.runtime.tier_plan import HOST_BYTES, STAGING_EXPERTS, TierPlan, place_experts
 from edgedsv4.runtime.tier_speed import (
     Speeds,
     _expected_seconds,
@@ -22,6 +24,12 @@ from edgedsv4.runtime.tier_speed import (
 
 PER_TOKEN = 6 * 43 * EXPERT
 RTX_4090 = dataclasses.replace(DESKTOP, vram=800e9, to_card=25.5e9, drive=6.5e9)
+
+
+def by_mode(plan: TierPlan, mode: CpuExperts) -> TierPlan:
+    """The same placement, computed otherwise."""
+    options = dataclasses.replace(plan.request.options, cpu_experts=mode)
+    return dataclasses.replace(plan, request=dataclasses.replace(plan.request, options=options))
 
 
 def test_half_in_vram_and_half_in_memory_is_about_30_tokens_per_second() -> None:
@@ -73,9 +81,11 @@ def test_all_experts_from_memory(speeds: Speeds, expected: float) -> None:
 
 
 @pytest.mark.parametrize(("to_card", "expected"), [(52e9, 15.1), (25.5e9, 7.4)])
-def test_all_experts_over_the_bus_where_the_cpu_is_slower(to_card: float, expected: float) -> None:
+def test_all_experts_over_the_bus_where_the_cpu_may_not_compute(
+    to_card: float, expected: float
+) -> None:
     slow = dataclasses.replace(DESKTOP, experts=1e9, to_card=to_card)
-    found = predict(with_shares(0, 1, 0), slow).decode
+    found = predict(by_mode(with_shares(0, 1, 0), "off"), slow).decode
     assert found.ram_path == found.limit == "bus"
     assert 1 / found.seconds["bus"] == pytest.approx(expected, abs=0.05)
 
@@ -106,6 +116,54 @@ def test_rows_of_a_long_timeline_are_read_too() -> None:
     assert far.seconds["dense"] > near.seconds["dense"]
     with pytest.raises(ConfigError, match="depth"):
         predict(plan, DESKTOP, depth=-1)
+
+
+# ---- a step of a card ----
+
+
+def test_launches_of_a_step_cost_more_where_the_cpu_takes_part() -> None:
+    speeds = dataclasses.replace(DESKTOP, launch_seconds=3e-6, overlapped_launch_seconds=2e-6)
+    whole = place_experts(request(vram_bytes=400 << 30))
+    launches = 43 * 14 + 6
+    assert predict(whole, speeds).decode.seconds["launches"] == pytest.approx(launches * 2e-6)
+    for plan in (by_mode(whole, "on"), with_shares(0.5, 0.5, 0)):
+        assert predict(plan, speeds).decode.seconds["launches"] == pytest.approx(launches * 3e-6)
+
+
+def test_experts_on_the_card_take_what_its_kernels_need() -> None:
+    whole = place_experts(request(vram_bytes=400 << 30))
+    found = predict(whole, dataclasses.replace(DESKTOP, card_experts=100e9)).decode
+    assert found.seconds["vram"] == pytest.approx(PER_TOKEN / 100e9)
+    assert found.limit == "vram"
+
+
+def test_cpu_computes_all_experts_of_a_token_where_it_is_told_to() -> None:
+    plan = by_mode(place_experts(request(vram_bytes=400 << 30)), "on")
+    found = predict(plan, DESKTOP).decode
+    assert found.seconds["cpu"] == pytest.approx(PER_TOKEN / 70e9)
+    assert found.seconds["exchange"] == pytest.approx(43 * 45e-6)
+    assert found.seconds["vram"] == 0
+
+
+def test_calls_of_the_cpu_take_their_measured_time() -> None:
+    weights = 3 * 4096 * 2048
+    calls = tuple((count * float(weights), 1e-3 * count**2) for count in range(1, 7))
+    speeds = dataclasses.replace(DESKTOP, calls=calls)
+    found = predict(with_shares(0, 1, 0), speeds).decode
+    assert found.seconds["cpu"] == pytest.approx(43 * 36e-3)
+    # Half of the experts: the mean of squares of what falls to the CPU, not the square of 3.
+    half = predict(with_shares(0.5, 0.5, 0), speeds).decode
+    squares = sum(math.comb(6, n) / 64 * n * n for n in range(7))
+    fixed = half.seconds["dense"] + half.seconds["launches"] + half.seconds["exchange"]
+    assert 1 / half.tokens_per_second == pytest.approx(fixed + 43 * 1e-3 * squares, rel=0.01)
+
+
+def test_experts_that_travel_are_computed_afterwards() -> None:
+    found = predict(by_mode(with_shares(0.5, 0.5, 0), "off"), DESKTOP).decode
+    each = found.seconds
+    assert each["vram"] == pytest.approx(PER_TOKEN / 1400e9)
+    assert each["bus"] == pytest.approx(PER_TOKEN / 2 / 52e9)
+    assert 1 / found.tokens_per_second == pytest.approx(sum(each.values()))
 
 
 # ---- the layer that is waited for ----
@@ -188,6 +246,34 @@ def test_cpu_computes_a_chunk_where_it_is_faster_than_the_bus(
     assert found == {name: pytest.approx(value, rel=1e-3) for name, value in seconds.items()}
 
 
+def test_short_chunk_waits_for_the_cpu_in_every_layer() -> None:
+    plan = place_experts(request(vram_bytes=needed_bytes()))
+    speeds = dataclasses.replace(DESKTOP, cpu_chunk=((1.0, 1e-13), (64.0, 64e-13)))
+    found = predict(plan, speeds).prefill[0]
+    assert set(found.seconds) == {"compute", "cpu", "drive"}
+    total = found.seconds["compute"] + found.seconds["cpu"]
+    assert found.tokens_per_second == pytest.approx(512 / total)
+
+
+def test_prompts_that_are_asked_for_are_predicted() -> None:
+    options = EngineOptions(context=4096, prefill_chunk=2048)
+    plan = place_experts(request(options=options))
+    assert [p.tokens for p in predict(plan, DESKTOP, prompts=(7, 2048)).prefill] == [7, 2048]
+
+
+def test_cpu_computes_a_chunk_in_the_measured_time_of_its_experts() -> None:
+    plan = place_experts(request(vram_bytes=None, ram_bytes=400 << 30))
+    speeds = dataclasses.replace(DESKTOP, cpu_chunk=((1.0, 1e-11), (64.0, 1e-11)))
+    found = predict(plan, speeds).prefill[0].seconds
+    used = 43 * 256 * (1 - (1 - 6 / 256) ** 512)
+    attention = attention_products(FLASH, 512)
+    dense = 512 * 7e9 / 1e12 + attention / 1e12
+    assert found["compute"] == pytest.approx(dense + used * 3 * 4096 * 2048 * 1e-11)
+    slow = dataclasses.replace(speeds, dense_products=1e11, float_products=1e10)
+    more = predict(plan, slow).prefill[0].seconds["compute"] - found["compute"]
+    assert more == pytest.approx(512 * 7e9 / 1e11 + attention / 1e10 - dense)
+
+
 def test_prompt_longer_than_the_chunk_is_as_fast_as_a_chunk() -> None:
     plan = place_experts(request())
     assert [found.tokens for found in predict(plan, DESKTOP).prefill] == [512]
@@ -195,7 +281,7 @@ def test_prompt_longer_than_the_chunk_is_as_fast_as_a_chunk() -> None:
 
 def test_bus_is_never_faster_than_the_memory_it_reads() -> None:
     speeds = dataclasses.replace(DESKTOP, memory=20e9, experts=1e9)
-    found = predict(with_shares(0, 1, 0), speeds).decode
+    found = predict(by_mode(with_shares(0, 1, 0), "off"), speeds).decode
     assert found.seconds["bus"] == pytest.approx(PER_TOKEN / 20e9)
 
 
@@ -207,10 +293,32 @@ def test_short_context_has_a_short_prompt() -> None:
 
 def test_products_bound_a_chunk_that_is_all_in_vram() -> None:
     plan = place_experts(request(vram_bytes=400 << 30))
-    found = predict(plan, dataclasses.replace(DESKTOP, card_products=1e13)).prefill[0]
-    per_token = 7e9 + 6 * 43 * 3 * 4096 * 2048
-    assert found.tokens_per_second == pytest.approx(1e13 / per_token)
+    found = predict(plan, dataclasses.replace(DESKTOP, card_products=1e10)).prefill[0]
+    per_token = 7e9 + 6 * 43 * 3 * 4096 * 2048 + attention_products(FLASH, 512) / 512
+    assert found.tokens_per_second == pytest.approx(1e10 / per_token, rel=1e-3)
     assert found.limit == "compute"
+
+
+def test_everything_that_a_card_does_in_a_chunk_adds_up() -> None:
+    plan = place_experts(request(vram_bytes=400 << 30))
+    weights = 3 * 4096 * 2048
+    speeds = dataclasses.replace(
+        DESKTOP,
+        card_products=1e14,
+        launch_seconds=3e-6,
+        card_chunk=((1.0, 1e-13), (100.0, 2e-12)),
+    )
+    found = predict(plan, speeds).prefill[0].seconds
+    used = 256 * (1 - (1 - 6 / 256) ** 512)
+    each = 512 * 6 / used
+    seconds = [
+        512 * 7e9 / 1e14,
+        attention_products(FLASH, 512) / 1e14,
+        (7.9e9 + 4 * 7e9 + 512 * activation_bytes(FLASH)) / 1400e9,
+        43 * 45 * 3e-6,
+        43 * used * weights * (1e-13 + (2e-12 - 1e-13) * (each - 1) / 99),
+    ]
+    assert found == {"compute": pytest.approx(sum(seconds), rel=1e-9), "drive": 0}
 
 
 def test_cpu_prefill_is_bound_by_products_or_by_the_drive() -> None:
