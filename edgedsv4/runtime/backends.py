@@ -38,7 +38,7 @@ from edgedsv4.runtime.expert_store import MappedExperts
 from edgedsv4.runtime.gpu_devices import gpu_of
 from edgedsv4.runtime.host import physical_cores
 from edgedsv4.runtime.hybrid import HybridWork, with_hybrid
-from edgedsv4.runtime.ram_store import ExpertStore, StoreOptions
+from edgedsv4.runtime.ram_store import GUESSES, ExpertStore, StoreOptions
 from edgedsv4.runtime.watched_store import WatchedStore
 
 if TYPE_CHECKING:
@@ -286,6 +286,8 @@ def open_store(
         depth=options.io_depth,
         prefetch=options.prefetch,
         pairs=plan.pairs,
+        # More than a token uses are wrong for the most part.
+        guesses=min(GUESSES, config.experts_per_token),
         verification=plan.verification,
         is_elsewhere=plan.is_elsewhere,
     )
