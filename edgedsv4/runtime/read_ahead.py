@@ -118,12 +118,13 @@ class ReadAhead:
             return
         if any(other.unclaimed for other in asks) or books.has_demanded_reading():
             return
-        own, layer = ask.layer, guess.layer
+        layer = guess.layer
+        both = (ask.layer, layer)
         while guess.waiting:
             key = (layer, guess.waiting[0])
             is_absent = books.find(key) is None and key not in books.readings
             if is_absent and not self._options.is_elsewhere(*key):
-                if not self._read_one(books, key, lambda at, _expert: at in (own, layer)):
+                if not self._read_one(books, key, lambda at, _: at in both, self._spare):
                     return
                 guess.begun.add(key)
             guess.waiting.popleft()
@@ -160,15 +161,21 @@ class ReadAhead:
             if reading is not None and not reading.claims:
                 self._filler.cancel(reading)
 
-    def _read_one(self, books: SlotBooks, key: Key, is_kept: Callable[[int, int], bool]) -> bool:
-        """Read a guess; False when there is no place for it."""
-        reading = books.begin(key, is_kept, is_prefetch=True, spare=self._spare)
+    def _read_one(
+        self,
+        books: SlotBooks,
+        key: Key,
+        is_kept: Callable[[int, int], bool],
+        spare: int | None = None,
+    ) -> bool:
+        """Begin to read an absent expert; False when there is no place, or it cannot be read."""
+        reading = books.begin(key, is_kept, is_prefetch=True, spare=spare)
         if reading is None:
             return False
+        self.begun += 1
         if self._filler.start(reading) is not None:
             books.give_up(key)  # who asks for it will hear why
             return False
-        self.begun += 1
         return True
 
     def _read(
@@ -185,12 +192,7 @@ class ReadAhead:
                 break
             if books.find(key) is not None or key in books.readings:
                 continue
-            reading = books.begin(key, is_kept, is_prefetch=True)
-            if reading is None:
-                break
-            if self._filler.start(reading) is not None:
-                books.give_up(key)  # who asks for it will hear why
+            if not self._read_one(books, key, is_kept):
                 break
             begun += 1
-        self.begun += begun
         return begun

@@ -53,3 +53,15 @@ def test_bias_of_another_form_is_refused(bias: dict[object, object]) -> None:
 def test_numbers_of_numpy_are_numbers() -> None:
     options = SamplingOptions(temperature=np.float32(0.5), seed=np.int64(3))
     assert (options.temperature, options.seed) == (0.5, 3)
+
+
+def test_pairs_need_the_file_that_has_them() -> None:
+    with pytest.raises(ConfigError, match="prefetch must be off, hash or gate without expert_freq"):
+        EngineOptions(prefetch="pairs")
+    assert EngineOptions(prefetch="pairs", expert_freq="x.json").prefetch == "pairs"
+
+
+@pytest.mark.parametrize("name", ["on", "mtp", "hash,gate"])
+def test_unknown_kinds_of_prefetch_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"prefetch must be one of \('off', 'hash'"):
+        EngineOptions(prefetch=name)  # type: ignore[arg-type]
