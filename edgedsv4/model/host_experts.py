@@ -394,7 +394,7 @@ class HostExperts:
         most = self._foresight.guesses_wanted(layer + 1, len(x))
         if most:
             most = min(most, self._config.num_experts)
-            ids = guess_by_router(x, following[0], most, backend="native")
+            ids = guess_by_router(x, following[0], most, backend="auto")
             self._foresight.guess(layer + 1, likeliest_first(ids))
 
     def _used(self, layer: int, ids: Tensor) -> list[int]:

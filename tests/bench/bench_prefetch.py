@@ -59,6 +59,7 @@ class Reading:
 
     tokens: list[int]
     seconds: float
+    processor_seconds: float
     stats: ExpertStats
 
     def values(self, *, has_guesses: bool) -> list[tuple[str, str, float]]:
@@ -66,7 +67,8 @@ class Reading:
         stats, count = self.stats, len(self.tokens)
         found = [
             ("decode", "tokens/s", count / self.seconds),
-            ("waiting", "of the time", stats.stall_seconds / self.seconds),
+            ("waiting", "ms/token", 1e3 * stats.stall_seconds / count),
+            ("processor", "ms/token", 1e3 * self.processor_seconds / count),
             ("read", "MB/token", stats.read_bytes / count / 1e6),
             ("not in memory", "of experts asked for", 1 - stats.hit_rate),
         ]
@@ -125,9 +127,10 @@ def read_once(case: Case, prefetch: str, guesses: int) -> Reading:
         if guesses:  # below what can be chosen
             store._ahead._options = replace(store.options, guesses=guesses)
         session.evaluate(list(case.prompt))
-        before, begin = store.stats(), time.perf_counter()
+        before, begin, used = store.stats(), time.perf_counter(), time.process_time()
         tokens = case.decode(session)
-        return Reading(tokens, time.perf_counter() - begin, store.stats().since(before))
+        seconds, used = time.perf_counter() - begin, time.process_time() - used
+        return Reading(tokens, seconds, used, store.stats().since(before))
 
 
 def figures_of(case: Case, repeats: int) -> list[Figure]:
@@ -146,6 +149,10 @@ def figures_of(case: Case, repeats: int) -> list[Figure]:
             what, unit, _ = same[0]
             median = max(statistics.median(value for _, _, value in same), 1e-9)
             figures.append(Figure("prefetch", f"{what}; {tag}", median, unit, len(found)))
+        # What else the machine does comes and goes, but less so within a round.
+        pairs = zip(readings["hash", 0], found, strict=True)
+        ratio = statistics.median(usual.seconds / own.seconds for usual, own in pairs)
+        figures.append(Figure("prefetch", f"speed; {tag}", ratio, "of hash", len(found)))
     return figures
 
 

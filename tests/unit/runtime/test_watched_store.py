@@ -7,10 +7,12 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from expert_store_samples import opened_store
@@ -18,8 +20,13 @@ from tiny_model import random_tensors, tiny_config, write_gguf
 from torch import Tensor
 
 from edgedsv4.errors import CancelledError, ExpertReadError, NumericError
+from edgedsv4.formats.checkpoint import open_checkpoint
+from edgedsv4.formats.next_pairs import NextPairs
 from edgedsv4.kernels.native.library import library
 from edgedsv4.model.host_experts import HostExperts, HostSetting
+from edgedsv4.model.moe import guess_by_router
+from edgedsv4.model.weights import load_weights
+from edgedsv4.runtime.aged_frequency import AgedFrequency
 from edgedsv4.runtime.expert_store import MappedExperts
 from edgedsv4.runtime.watched_store import WatchedStore
 
@@ -43,10 +50,15 @@ def setting(*, has_int8: bool) -> HostSetting:
 
 @contextmanager
 def opened(
-    path: Path, slots: int, *, has_int8: bool = True, places: list[Tensor | None] | None = None
+    path: Path,
+    slots: int,
+    *,
+    has_int8: bool = True,
+    places: list[Tensor | None] | None = None,
+    **changes: Any,
 ) -> Iterator[tuple[HostExperts, HostExperts, WatchedStore]]:
     """Experts out of a store, the same ones in the mapping, and the store."""
-    with opened_store(path, slots, kind=WatchedStore) as (store, experts):
+    with opened_store(path, slots, kind=WatchedStore, **changes) as (store, experts):
         assert isinstance(store, WatchedStore)
         where = places or [None] * LAYERS
         how = setting(has_int8=has_int8)
@@ -272,3 +284,83 @@ def test_a_host_that_nobody_holds_is_gone_with_its_thread(path: Path) -> None:
         while servers() > before and time.monotonic() < until:
             time.sleep(0.05)
         assert servers() == before
+
+
+def test_what_pairs_bring_and_the_policy_keeps_is_in_the_table(path: Path) -> None:
+    followers = np.tile(np.arange(8, dtype=np.int32), (1, EXPERTS, 1))
+    counts = np.full((1, EXPERTS, 8), 5, dtype=np.uint64)
+    pairs = NextPairs(followers, counts, np.full((1, EXPERTS), 9, dtype=np.uint64))
+    chosen: dict[str, Any] = {
+        "prefetch": "pairs",
+        "pairs": pairs,
+        "guesses": 8,
+        "staging": 8,
+        "policy": lambda: AgedFrequency(LAYERS, EXPERTS),
+    }
+    with opened(path, 9, **chosen) as (host, mapped, store):
+        has_grown = False
+        for seed in (1, 2, 3, 1, 1, 2, 2, 3, 3, 3, 1, 2):
+            before = {key for key, _ in store._books.cached()}
+            assert torch.equal(step(host, store, seed), step(mapped, None, seed))
+            kept = {key for key, _ in store._books.cached()}
+            assert table_of(host) == kept
+            has_grown = has_grown or bool(kept - before)
+        assert has_grown
+        stats = store.stats()
+        assert stats.prefetched > 0
+        assert stats.guess_misses > 0
+
+
+def test_a_desk_that_waits_guesses_by_the_next_router(path: Path) -> None:
+    chosen: dict[str, Any] = {"prefetch": "gate", "guesses": 4, "staging": 8}
+    with (
+        open_checkpoint(path) as checkpoint,
+        opened_store(path, 9, kind=WatchedStore, **chosen) as (store, experts),
+    ):
+        assert isinstance(store, WatchedStore)
+        weights, _ = load_weights(checkpoint)
+        routers = [layer.moe for layer in weights.layers]
+        how, nowhere = setting(has_int8=True), [None] * LAYERS
+        host = HostExperts(CONFIG, LIMITS, store, nowhere, how, routers)
+        told: list[tuple[int, list[int]]] = []
+        guess = store.guess
+
+        def listen(layer: int, ids: Sequence[int]) -> None:
+            told.append((layer, list(ids)))
+            guess(layer, ids)
+
+        store.guess = listen  # type: ignore[method-assign]
+        mapped = HostExperts(
+            CONFIG, LIMITS, MappedExperts(experts, torch.device("cpu")), nowhere, how
+        )
+        for seed in (1, 2, 3, 2):
+            assert torch.equal(step(host, store, seed), step(mapped, None, seed))
+            assert {key for key, _ in store._books.cached()} == table_of(host)
+        x = draw(100)[0]
+        wanted = guess_by_router(x, routers[1], 4, backend="reference")[0].tolist()
+        assert told[0] == (1, wanted)
+        assert {layer for layer, _ in told} == {1}  # nothing follows the last layer
+        host.close()
+
+
+def test_what_is_on_the_card_is_not_read_ahead(tmp_path: Path) -> None:
+    config = tiny_config(compress_ratios=(0, 0), num_hash_layers=1, num_experts=EXPERTS)
+    path = tmp_path / "hash.gguf"
+    write_gguf(path, config, random_tensors(config, seed=4), types="a")
+    with open_checkpoint(path) as checkpoint:
+        table = load_weights(checkpoint)[0].layers[0].moe.expert_table
+    assert table is not None
+    tokens = list(range(6))
+    sure = set(table[tokens].flatten().tolist())
+    there = set(sorted(sure)[::2])
+    chosen: dict[str, Any] = {
+        "tables": {0: table},
+        "is_elsewhere": lambda layer, expert: layer == 0 and expert in there,
+    }
+    with opened_store(path, 64, kind=WatchedStore, **chosen) as (store, _):
+        store.begin_forward(tokens)
+        for _ in store.stream(0, sorted(sure - there), 6, lambda: None):
+            pass
+        assert store.stats().prefetched == len(sure - there)
+        assert not any((0, expert) in dict(store._books.cached()) for expert in there)
+        store.end_forward(6)
