@@ -325,7 +325,9 @@ class EngineOptions:
     """Who computes the routed experts of a model on a GPU: `auto` takes the card for those that fit
     there and the CPU for the rest, `on` the CPU for all of a token's, `off` the card for all, and
     what does not fit passes through it. With `on` and with `off` the text does not depend on the
-    memory of the card; with `auto` experts move to it as they turn out to be used often."""
+    memory of the card, as long as prompts are cut into the same chunks (`prefill_chunk`). With
+    `auto` experts move to the card as they turn out to be used often, and the text may take another
+    turn where two tokens are nearly equally likely."""
     expert_threads: int | None = None
     """CPU threads for routed experts of a model on a GPU, 1..1024; None takes the physical
     cores."""

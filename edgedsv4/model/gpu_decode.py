@@ -16,10 +16,6 @@ from torch import Tensor
 
 from edgedsv4.kernels._triton import IS_INTERPRETED
 from edgedsv4.kernels.gpu.attention import decode_attention, decode_partials, decode_splits
-from edgedsv4.kernels.gpu.byte_products import BYTE_ORDERS, fits_bytes
-from edgedsv4.kernels.gpu.byte_vector import GROUP
-from edgedsv4.kernels.gpu.expert_bytes import down_bytes, gate_up_bytes
-from edgedsv4.kernels.gpu.expert_vec import expert_down, expert_gate_up
 from edgedsv4.kernels.gpu.finish_queries import IndexQueries, Rotation, finish_queries
 from edgedsv4.kernels.gpu.gated import gated
 from edgedsv4.kernels.gpu.gather_rows import embed_streams
@@ -33,6 +29,7 @@ from edgedsv4.kernels.gpu.route import route
 from edgedsv4.kernels.gpu.sample import argmax, argmax_work_ints
 from edgedsv4.kernels.mhc import HyperConstants
 from edgedsv4.model.gpu_layer_state import LayerState, layer_state
+from edgedsv4.model.gpu_token_experts import ChosenExperts, rounded_input, token_experts
 from edgedsv4.model.layer_plan import OVERLAP_RATIO
 
 if TYPE_CHECKING:
@@ -208,12 +205,10 @@ class DecodeStep:
 
     def _rounded_input(self, layer: DeviceLayer) -> ByteVector | None:
         """Place for the input of the routed experts as bytes, where those are multiplied so."""
-        bank, config = layer.experts, self._config
-        fits = all(fits_bytes(matrix, self._family) for matrix in (bank.w1, bank.w2))
-        fits = fits and layer.placed is None
-        if not (self._rounds and fits and config.expert_width % GROUP == 0):
+        is_elsewhere = self._hybrid is not None and not self._hybrid.has_tokens_on_card
+        if not self._rounds or (layer.placed is not None and is_elsewhere):
             return None
-        return self._buffers.rounded(config.hidden_size, BYTE_ORDERS[bank.w1.type])
+        return rounded_input(layer.experts, self._buffers, self._family)
 
     def _attention(self, layer: DeviceLayer, state: LayerState, rows: int) -> None:
         buffers, place, plan, config = self._buffers, self._place, layer.plan, self._config
@@ -310,7 +305,7 @@ class DecodeStep:
         self, layer: DeviceLayer, rounded: ByteVector | None
     ) -> tuple[Tensor, Tensor | None]:
         """The routed experts: one or two tensors to be added."""
-        buffers, bank, plan = self._buffers, layer.experts, layer.plan
+        buffers = self._buffers
         self._matvec(buffers.router, buffers.x, [layer.router])
         route(
             buffers.expert_ids,
@@ -323,19 +318,11 @@ class DecodeStep:
             overlap=self._overlap,
         )
         if self._hybrid is not None and layer.placed is not None:
-            return self._hybrid.token(layer, layer.placed, buffers, self._family)
+            return self._hybrid.token(layer, layer.placed, buffers, rounded, self._family)
         slots, weights = buffers.expert_ids[0], buffers.expert_weights[0]
-        gate_up, family = (bank.w1, bank.w3), self._family
-        limit, overlap = plan.swiglu_limit, self._overlap
-        if rounded is not None:
-            width = self._config.expert_width
-            h = buffers.rounded(len(slots) * width, BYTE_ORDERS[bank.w2.type])
-            gate_up_bytes(h, rounded, slots, gate_up, limit, width=width, overlap=overlap)
-            down_bytes(buffers.o, h, slots, weights, bank.w2, overlap=overlap)
-            return buffers.o, None
-        how: dict[str, Any] = {"family": family, "overlap": overlap}
-        expert_gate_up(buffers.inner, buffers.x, slots, gate_up, None, (limit, limit), **how)
-        expert_down(buffers.o, buffers.inner, slots, weights, bank.w2, None, **how)
+        chosen = ChosenExperts(layer.experts, slots, weights)
+        how: dict[str, Any] = {"family": self._family, "overlap": self._overlap}
+        token_experts(chosen, layer.plan.swiglu_limit, buffers, rounded, **how)
         return buffers.o, None
 
     def _shared(self, layer: DeviceLayer) -> None:

@@ -21,12 +21,13 @@ from torch import Tensor
 from edgedsv4.errors import ConfigError
 from edgedsv4.kernels.gpu.expert_matmul import ExpertPart, ExpertScratch, expert_ffn_parts
 from edgedsv4.kernels.gpu.expert_split import split_experts
-from edgedsv4.kernels.gpu.expert_vec import expert_down, expert_gate_up
+from edgedsv4.model.gpu_token_experts import ChosenExperts, token_experts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edgedsv4.config import CpuExperts, ModelConfig
+    from edgedsv4.kernels.gpu.byte_vector import ByteVector
     from edgedsv4.kernels.gpu.host_calls import HostCalls
     from edgedsv4.model.expert_stager import ExpertStager
     from edgedsv4.model.gpu_banks import PlacedLayer
@@ -146,6 +147,11 @@ class HybridExperts:
         return host is not None and host.can_be_captured
 
     @property
+    def has_tokens_on_card(self) -> bool:
+        """Whether the card computes experts of single tokens; with `on` the CPU alone does."""
+        return self._parts.mode != "on"
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes of experts that passed through the card so far."""
         return self._stager.bytes_moved
@@ -201,31 +207,48 @@ class HybridExperts:
         return 0 if self._parts.residents is None else self._parts.residents.moves
 
     def token(
-        self, layer: DeviceLayer, placed: PlacedLayer, buffers: StepBuffers, family: str
+        self,
+        layer: DeviceLayer,
+        placed: PlacedLayer,
+        buffers: StepBuffers,
+        rounded: ByteVector | None,
+        family: str,
     ) -> tuple[Tensor, Tensor | None]:
         """Launch the routed experts of a token; ids and weights are in the buffers.
+
+        Args:
+            layer: of the network.
+            placed: its experts.
+            buffers: of the step, x included.
+            rounded: x as bytes, where the card's experts are multiplied so.
+            family: of the card.
 
         Returns:
             One or two tensors [1, D] whose sum, in this order, the experts give.
         """
         host = self._parts.token_host
         if host is None:
-            self._token_through_card(layer, placed, buffers, family)
+            self._token_through_card(layer, placed, buffers, rounded, family)
             return buffers.o, None
         is_on_card = self._parts.mode == "auto" and placed.has_residents
         if is_on_card and not placed.missing:
-            self._token_on_card(layer, placed, buffers, family)
+            self._token_on_card(layer, placed, buffers, rounded, family)
             return buffers.o, None
         host.start(placed.layer, buffers)
         if not is_on_card:
             host.finish()
             return buffers.host_out, None
-        self._token_on_card(layer, placed, buffers, family)
+        self._token_on_card(layer, placed, buffers, rounded, family)
         host.finish()
         return buffers.o, buffers.host_out
 
     def _token_on_card(
-        self, layer: DeviceLayer, placed: PlacedLayer, buffers: StepBuffers, family: str
+        self,
+        layer: DeviceLayer,
+        placed: PlacedLayer,
+        buffers: StepBuffers,
+        rounded: ByteVector | None,
+        family: str,
     ) -> None:
         """Those of the chosen experts that live here."""
         card = buffers.card
@@ -237,10 +260,16 @@ class HybridExperts:
             buffers.expert_weights[0],
             placed.table,
         )
-        _one_token(layer, placed, buffers, (card.slots, card.weights, card.used), family)
+        chosen = ChosenExperts(placed.bank.experts, card.slots, card.weights, card.used)
+        token_experts(chosen, layer.plan.swiglu_limit, buffers, rounded, family=family)
 
     def _token_through_card(
-        self, layer: DeviceLayer, placed: PlacedLayer, buffers: StepBuffers, family: str
+        self,
+        layer: DeviceLayer,
+        placed: PlacedLayer,
+        buffers: StepBuffers,
+        rounded: ByteVector | None,
+        family: str,
     ) -> None:
         """All of the chosen experts; those that are not here are brought first."""
         ids = buffers.expert_ids[0].tolist()
@@ -250,8 +279,8 @@ class HybridExperts:
         slots = [brought.get(expert, slot) for expert, slot in zip(ids, slots, strict=True)]
         card = buffers.card
         card.slots.copy_(torch.tensor(slots, dtype=torch.int32))
-        weights = buffers.expert_weights[0]
-        _one_token(layer, placed, buffers, (card.slots, weights, None), family)
+        chosen = ChosenExperts(placed.bank.experts, card.slots, buffers.expert_weights[0])
+        token_experts(chosen, layer.plan.swiglu_limit, buffers, rounded, family=family)
 
     # ---- a chunk ----
 
@@ -363,22 +392,6 @@ class HybridExperts:
             out += memory.out.to(out.device, non_blocking=True)
         else:
             out.copy_(memory.out, non_blocking=True)
-
-
-def _one_token(
-    layer: DeviceLayer,
-    placed: PlacedLayer,
-    buffers: StepBuffers,
-    chosen: tuple[Tensor, Tensor, Tensor | None],
-    family: str,
-) -> None:
-    """The experts of a token in slots of the bank, into `StepBuffers.o`."""
-    slots, weights, used = chosen
-    bank = placed.bank.experts
-    limits = (layer.plan.swiglu_limit, layer.plan.swiglu_limit)
-    pair = (bank.w1, bank.w3)
-    expert_gate_up(buffers.inner, buffers.x, slots, pair, None, limits, family=family, used=used)
-    expert_down(buffers.o, buffers.inner, slots, weights, bank.w2, None, family=family, used=used)
 
 
 def _mark(device: torch.device) -> Any:

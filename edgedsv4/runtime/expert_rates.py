@@ -2,7 +2,10 @@
 
 Of T tokens with k of E experts each, U = E (1 - (1 - k / E)^T) experts are used, by n = T k / U
 tokens each. The CPU reads each once and multiplies n times, t = max(S / read rate, n work / speed);
-the card waits for S bytes of each over the bus. The constants are measured when a model is opened.
+the card waits for S bytes of each over the bus. The constants are measured when a model is opened,
+for `auto`. Measured figures differ from one opening to the next, and so would the bits of a prompt:
+the CPU has other roundings than the card. `on` promises the same text every time, so there the
+chunk and the machine alone decide (`few_tokens`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,11 @@ if TYPE_CHECKING:
 READ_BYTES = 256 << 20
 """Read to measure memory, more than caches hold."""
 _LINK_BYTES = 64 << 20
+WIDE_TOKENS_PER_EXPERT, TOKENS_PER_EXPERT = 16, 4
+"""Tokens that an expert has at most when the CPU computes it with `on`: by int8 products of 512
+bits, and by others. 16 cores read and computed V4-Flash in 1.07 s at 12, all over PCIe 5 in 1.4 s.
+"""
+_WIDE = frozenset(("avx512-vnni", "avx512-vbmi", "amx"))
 _TOKENS = 64
 _RUNS = 3
 
@@ -49,12 +57,31 @@ class ExpertRates:
             expert_bytes: of one expert as it is stored.
             tokens: T.
         """
-        experts, k = config.num_experts, config.experts_per_token
-        used = experts * (1 - (1 - k / experts) ** tokens)
-        each = tokens * k / used
+        each = tokens_per_expert(config, tokens)
         work = 6 * config.hidden_size * config.expert_width
         by_cpu = max(expert_bytes / self.read, each * work / self.operations)
         return by_cpu < expert_bytes / self.link
+
+
+def tokens_per_expert(config: ModelConfig, tokens: int) -> float:
+    """Tokens that an expert of a chunk of T >= 1 tokens has, expected."""
+    experts, k = config.num_experts, config.experts_per_token
+    used = experts * (1 - (1 - k / experts) ** tokens)
+    return tokens * k / used
+
+
+def few_tokens(config: ModelConfig, instructions: str, tokens: int, *, has_int8: bool) -> bool:
+    """Whether the CPU computes the experts of a chunk with `on`, whatever was measured.
+
+    Args:
+        config: shape of the model.
+        instructions: of this machine's CPU, as `instruction_set` names them.
+        tokens: T.
+        has_int8: whether products are of int8.
+    """
+    is_wide = has_int8 and instructions in _WIDE
+    most = WIDE_TOKENS_PER_EXPERT if is_wide else TOKENS_PER_EXPERT
+    return tokens_per_expert(config, tokens) <= most
 
 
 def measure_rates(

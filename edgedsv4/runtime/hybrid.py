@@ -21,10 +21,11 @@ from edgedsv4.model.gpu_residents import Residents
 from edgedsv4.model.host_experts import HostExperts, HostSetting
 from edgedsv4.model.layer_plan import draft_plan, layer_plans
 from edgedsv4.model.moe import ExpertStream
-from edgedsv4.runtime.expert_rates import measure_rates
+from edgedsv4.model.native_network import instruction_set
+from edgedsv4.runtime.expert_rates import few_tokens, measure_rates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -75,10 +76,14 @@ def with_hybrid(
     stager = ExpertStager(source, config.num_experts, device, setting.threads)
     host: HostExperts | None = None
     token_host: StreamHost | CallingHost | None = None
-    prefers_cpu = _never
+    prefers_cpu: Callable[[int], bool] = _never
     if mode != "off":
         host = _host(config, source, layers, work)
         token_host = _token_host(host, host_calls(device), device)
+    if mode == "on":
+        # Not by measured figures: the same chunk must have the same bits whenever it comes.
+        prefers_cpu = partial(few_tokens, config, instruction_set(), has_int8=setting.has_int8)
+    elif host is not None:
         rates = measure_rates(host, config, device, setting.threads)
         (expert,) = source.fetch(0, (0,))
         stored = sum(matrix.data.nbytes for matrix in (expert.w1, expert.w3, expert.w2))

@@ -110,6 +110,22 @@ def _part(gate_up: str, down: str, family: str) -> None:
     expert_down(x, h, slots, weights, bank, None, family=family, used=used)
 
 
+def _part_bytes(gate_up: str, down: str) -> None:
+    """The same by bytes, and all of them, brought one by one."""
+    bank = empty_bank(gate_up, EXPERTS, WIDTH, HIDDEN, "meta")
+    other = empty_bank(down, EXPERTS, HIDDEN, WIDTH, "meta")
+    x = empty_bytes(HIDDEN, BYTE_ORDERS[gate_up], "meta")
+    h = empty_bytes(CHOSEN * WIDTH, BYTE_ORDERS[down], "meta")
+    slots, used, weights = (
+        _empty(CHOSEN, dtype=torch.int32),
+        _empty(1, dtype=torch.int32),
+        _empty(CHOSEN),
+    )
+    for count in (used, None):
+        gate_up_bytes(h, x, slots, (bank, bank), 10.0, width=WIDTH, used=count)
+        down_bytes(_empty(1, HIDDEN), h, slots, weights, other, used=count)
+
+
 def _split() -> None:
     slots, used, ids, table = (_empty(n, dtype=torch.int32) for n in (CHOSEN, 1, CHOSEN, EXPERTS))
     split_experts(slots, _empty(CHOSEN), used, ids, _empty(CHOSEN), table)
@@ -132,3 +148,5 @@ def cases(family: str) -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"down by bytes, {name}", partial(_down_bytes, name, family)
             x = empty_bytes(HIDDEN, order, "meta")
             yield f"to bytes, {order}", partial(to_bytes, x, _empty(HIDDEN))
+        for up, down in (("IQ2_XXS", "Q2_K"), ("Q2_K", "Q2_K")):
+            yield f"experts on the card by bytes, {up}", partial(_part_bytes, up, down)

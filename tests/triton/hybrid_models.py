@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from triton_device import DEVICE
 
+from edgedsv4.kernels.gpu.byte_vector import ByteVector, Order, empty_bytes, to_bytes
 from edgedsv4.kernels.gpu.expert_matmul import expert_scratch
 from edgedsv4.kernels.gpu.host_calls import HostCalls, host_calls
 from edgedsv4.kernels.native.library import library
@@ -25,6 +27,7 @@ from edgedsv4.model.gpu_hybrid import (
 )
 from edgedsv4.model.gpu_model import GpuModel
 from edgedsv4.model.gpu_network import NetworkLoader
+from edgedsv4.model.gpu_token_experts import rounded_input
 from edgedsv4.model.host_experts import HostExperts, HostSetting, StepMemory, step_words
 from edgedsv4.model.kv_cache import Numerics
 
@@ -87,6 +90,8 @@ class Setting:
     on_stream: bool = True
     prefers_cpu: Callable[[int], bool] = lambda tokens: tokens < 3
     has_int8: bool = False
+    family: str = ""
+    """Whose kernels the card runs."""
 
 
 def hybrid_of(
@@ -132,12 +137,14 @@ class Experts:
         setting: Setting | None = None,
     ) -> None:
         self.config, self.limit = config, limit
+        setting = setting or Setting()
+        self._family, self._rounds = setting.family, setting.has_int8
         device = torch.device(DEVICE)
         placement = ExpertPlacement(tuple(tuple(ids) for ids in resident), staged)
         made = PlacedExperts(config, source, placement, device, "F32", lambda _layer: None)
         self.layers = [made.fill(layer) for layer in range(len(resident))]
         limits = [limit] * len(resident)
-        self.hybrid = hybrid_of(config, source, self.layers, limits, setting or Setting())
+        self.hybrid = hybrid_of(config, source, self.layers, limits, setting)
         plan = SimpleNamespace(swiglu_limit=limit)
         self._records: list[Any] = [SimpleNamespace(plan=plan, placed=p) for p in self.layers]
         self.buffers: Any = self._buffers(device)
@@ -147,6 +154,11 @@ class Experts:
         memory = StepMemory(hidden, k, torch.zeros(step_words(hidden, k)[2], device=device))
         inner = torch.full((k * self.config.expert_width,), torch.nan, device=device)
         o, host_out = (torch.full((1, hidden), torch.nan, device=device) for _ in range(2))
+
+        @cache
+        def rounded(columns: int, order: Order) -> ByteVector:
+            return empty_bytes(columns, order, device)
+
         return SimpleNamespace(
             for_host=memory,
             x=memory.x,
@@ -156,6 +168,7 @@ class Experts:
             inner=inner,
             o=o,
             host_out=host_out,
+            rounded=rounded,
         )
 
     def token(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -166,11 +179,22 @@ class Experts:
         buffers.expert_weights.copy_(weights[None])
         self.hybrid.begin_token()
         record = self._records[layer]
-        parts = self.hybrid.token(record, self.layers[layer], buffers, "")
+        rounded = self._rounded(layer)
+        parts = self.hybrid.token(record, self.layers[layer], buffers, rounded, self._family)
         total = parts[0] if parts[1] is None else parts[0] + parts[1]
         found = total[0].cpu().clone()
         self.hybrid.check()
         return found
+
+    def _rounded(self, layer: int) -> ByteVector | None:
+        """x as bytes, as a step would have it."""
+        if not (self._rounds and self.hybrid.has_tokens_on_card):
+            return None
+        bank = self.layers[layer].bank.experts
+        rounded = rounded_input(bank, self.buffers, self._family)
+        if rounded is not None:
+            to_bytes(rounded, self.buffers.x)
+        return rounded
 
     def chunk(self, x: Tensor, ids: Tensor, weights: Tensor, *, precise: bool) -> list[Tensor]:
         """[T, D] of each layer, all with the same inputs."""
@@ -206,4 +230,5 @@ def hybrid_model_of(
     limits += limits[-1:] * (len(layers) - len(limits))
     hybrid = hybrid_of(config, model.experts, layers, limits, setting)
     network = replace(network, hybrid=hybrid)
-    return GpuModel(config, model.weights, model.experts, numerics, network=network, family="")
+    family = setting.family
+    return GpuModel(config, model.weights, model.experts, numerics, network=network, family=family)

@@ -131,6 +131,33 @@ def test_weighted_outputs(name: str, height: int, tile: ByteTile | None) -> None
 
 
 @pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_slots_that_do_not_count_are_not_touched(name: str, count: int) -> None:
+    columns, width = COLUMNS[name], 64
+    slots = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)
+    (w1, _), (w3, _) = (bank(name, width, columns, seed) for seed in (1, 11))
+    w2, _ = bank(name, 19, columns, 41)
+    used = torch.tensor([count], dtype=torch.int32, device=DEVICE)
+    x, weights = rounded(vector(columns, 4), name), torch.tensor([0.75, 0.25], device=DEVICE)
+    h = rounded(torch.full((2 * width,), 7.0), "Q2_K")
+    untouched = elements(h)[0].view(2, width)
+    gate_up_bytes(h, x, slots, (w1, w3), 1.5, width=width, used=used)
+    whole = rounded(torch.full((2 * width,), 9.0), "Q2_K")
+    gate_up_bytes(whole, x, slots, (w1, w3), 1.5, width=width)
+    found, expected = (elements(part)[0].view(2, width) for part in (h, whole))
+    assert torch.equal(found[:count], expected[:count])
+    assert torch.equal(found[count:], untouched[count:])
+    inner = vector(2 * columns, 5)
+    inner[count * columns :] = math.nan
+    out = torch.full((1, 19), math.nan, device=DEVICE)
+    down_bytes(out, rounded(inner, name), slots, weights, w2, used=used)
+    factors = torch.where(torch.arange(2, device=DEVICE) < count, weights, 0.0)
+    wanted = torch.full((1, 19), math.nan, device=DEVICE)
+    down_bytes(wanted, rounded(inner.nan_to_num(), name), slots, factors, w2)
+    assert relative_error(out, wanted) < F32_LIMIT
+
+
+@pytest.mark.parametrize("name", TYPES)
 def test_a_vector_that_is_not_finite_gives_results_that_are_not(name: str) -> None:
     columns = COLUMNS[name]
     slots = torch.tensor([1], dtype=torch.int32, device=DEVICE)

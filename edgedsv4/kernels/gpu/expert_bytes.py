@@ -1,7 +1,8 @@
 """Kernels of `expert_vec` for vectors of bytes, see `byte_products`.
 
 The first launch makes 32 hidden values of one expert per program and rounds them to bytes for the
-second, whose programs take some rows of the output over all chosen experts.
+second, whose programs take some rows of the output over all chosen experts. With `used` only the
+first of the slots are computed, how many says the device: no bytes of the others are read.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def gate_up_bytes(
     width: int,
     tile: ByteTile | None = None,
     overlap: bool = False,
+    used: Tensor | None = None,
 ) -> None:
     """Hidden layers of the chosen experts.
 
@@ -69,6 +71,8 @@ def gate_up_bytes(
         width: F, a multiple of 32.
         tile: other sizes than the usual ones.
         overlap: see `nvidia.overlap_options`.
+        used: int32 [1], how many of the slots count, 0..k; None for all. The hidden layers of the
+            others are left as they were.
 
     Raises:
         ShapeError: if the shapes or the orders of the vectors do not fit.
@@ -87,7 +91,7 @@ def gate_up_bytes(
     launch(
         _gate_up_kernel,
         (len(slots) * (width // GROUP),),
-        *(h.words, h.scales, x.words, x.scales, slots, a0, a1, a2, b0, b1, b2, table),
+        *(h.words, h.scales, x.words, x.scales, slots, used, a0, a1, a2, b0, b1, b2, table),
         *(width, h.scales.numel(), limit),
         K=w1.cols,
         TYPE=w1.type,
@@ -109,6 +113,7 @@ def down_bytes(
     *,
     tile: ByteTile | None = None,
     overlap: bool = False,
+    used: Tensor | None = None,
 ) -> None:
     """Weighted sum of the outputs of the chosen experts.
 
@@ -120,6 +125,7 @@ def down_bytes(
         down: bank W2, [slots D, F].
         tile: other sizes than the usual ones.
         overlap: see `nvidia.overlap_options`.
+        used: as for `gate_up_bytes`.
 
     Raises:
         ShapeError: if the shapes or the order of the vector do not fit.
@@ -137,7 +143,7 @@ def down_bytes(
     launch(
         _down_kernel,
         (-(-rows // tile.rows),),
-        *(out, h.words, h.scales, slots, weights, p0, p1, p2, table),
+        *(out, h.words, h.scales, slots, weights, used, p0, p1, p2, table),
         *(rows, chosen * (down.cols // GROUP)),
         K=down.cols,
         CHOSEN=chosen,
@@ -162,6 +168,7 @@ def _gate_up_kernel(
     words_ptr,
     scales_ptr,
     slots_ptr,
+    used_ptr,
     a0,
     a1,
     a2,
@@ -184,6 +191,9 @@ def _gate_up_kernel(
     i_group = tl.program_id(0)
     blocks = width // 32
     i_slot = i_group // blocks
+    if used_ptr is not None:  # noqa: SIM102 - decided when it is compiled
+        if i_slot >= tl.load(used_ptr):
+            return
     first = (i_group - i_slot * blocks) * 32
     base = tl.load(slots_ptr + i_slot).to(tl.int64) * width + first
     o_r = tl.arange(0, BR)
@@ -225,6 +235,7 @@ def _down_kernel(
     scales_ptr,
     slots_ptr,
     weights_ptr,
+    used_ptr,
     p0,
     p1,
     p2,
@@ -245,9 +256,12 @@ def _down_kernel(
     constants = load_constants(table_ptr, tl.arange(0, BL), TYPE)
     acc = tl.zeros([BR, BL], tl.float32)
     LANES: tl.constexpr = K // LANE
+    lanes = CHOSEN * LANES
+    if used_ptr is not None:
+        lanes = tl.load(used_ptr) * LANES
     for step in tl.static_range((CHOSEN * LANES + BL - 1) // BL):
         o_l = step * BL + tl.arange(0, BL)
-        m_l = o_l < CHOSEN * LANES
+        m_l = o_l < lanes
         i_slot = o_l // LANES
         slot = tl.load(slots_ptr + i_slot, mask=m_l, other=0).to(tl.int64)
         weight = tl.load(weights_ptr + i_slot, mask=m_l, other=0.0)

@@ -6,7 +6,7 @@ import pytest
 
 from edgedsv4.errors import ConfigError
 from edgedsv4.runtime.expert_placement import LayerExperts, place_experts, staging_bytes
-from edgedsv4.runtime.expert_rates import ExpertRates
+from edgedsv4.runtime.expert_rates import ExpertRates, few_tokens
 from edgedsv4.runtime.synthetic_network import synthetic_config
 
 ONE_KIND = (LayerExperts(("a",), 10, 12),) * 3
@@ -65,3 +65,15 @@ def test_few_tokens_are_the_cpus_and_many_the_cards() -> None:
     chosen = [rates.prefers_cpu(config, 7_077_888, tokens) for tokens in (1, 8, 64, 512, 2048)]
     assert chosen == [True, True, True, True, False]
     assert not ExpertRates(40e9, 5e12, 50e9).prefers_cpu(config, 7_077_888, 1)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "has_int8", "most"),
+    [("avx512-vnni", True, 682), ("amx", True, 682), ("avx2", True, 167), ("amx", False, 167)],
+)
+def test_with_on_a_chunk_alone_decides_who_computes_it(
+    instructions: str, has_int8: bool, most: int
+) -> None:
+    config = synthetic_config("flash")
+    chosen = [few_tokens(config, instructions, n, has_int8=has_int8) for n in range(1, 1000)]
+    assert chosen == [n <= most for n in range(1, 1000)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from tiny_model import tiny_config
 from edgedsv4.errors import CapacityError
 from edgedsv4.kernels.quant_matmul import dequantize
 from edgedsv4.runtime import expert_rates, host_memory, synthetic_hybrid
-from edgedsv4.runtime.expert_rates import measure_rates
+from edgedsv4.runtime import hybrid as hybrid_module
+from edgedsv4.runtime.expert_rates import ExpertRates, measure_rates
 from edgedsv4.runtime.host_memory import HostMemory
 from edgedsv4.runtime.synthetic_hybrid import (
     HybridRecipe,
@@ -92,6 +94,13 @@ def test_a_network_that_cannot_be_built_gives_its_experts_back(
 @pytest.mark.parametrize("mode", ["auto", "on"])
 def test_a_network_holds_what_there_is_room_for(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_rates, "READ_BYTES", 16 << 20)
+    measured: list[object] = []
+
+    def measure(*given: Any) -> ExpertRates:
+        measured.append(given)
+        return measure_rates(*given)
+
+    monkeypatch.setattr(hybrid_module, "measure_rates", measure)
     types = EXPERT_TYPES["mxfp4"]
     (size, _) = expert_sizes(CONFIG, types)
     room = 2 * 2 * (size.card_bytes + size.stored_bytes) + 3 * size.card_bytes
@@ -99,6 +108,8 @@ def test_a_network_holds_what_there_is_room_for(mode: str, monkeypatch: pytest.M
     network, source, chosen = hybrid_network(CONFIG, recipe, torch.device("cpu"))
     assert chosen.placement.resident == ((0, 1), (0,))
     assert [layer.has_residents for layer in network.placed_layers()] == [True, True]
+    # What is measured differs every time, and with `on` the same text is promised.
+    assert bool(measured) == (mode == "auto")
     hybrid = network.hybrid
     assert hybrid is not None
     host = hybrid.host
