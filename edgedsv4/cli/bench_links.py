@@ -41,7 +41,7 @@ FLAGS = (
         names=("--types",),
         metavar="TYPE,...",
         parse=parse_types,
-        help="block types of the experts of `bench links`",
+        help="block types of experts and dense weights that `bench links` measures",
     ),
 )
 

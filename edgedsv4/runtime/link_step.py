@@ -77,6 +77,7 @@ def launch_seconds(
     x.normal_()
 
     def chain() -> None:
+        y.zero_()  # something to come after, also for the first of those that overlap
         for place in range(_LAUNCHES):
             matvec(y, x, [matrices[place % _MATRICES]], family=family, overlap=overlap)
 
@@ -244,13 +245,12 @@ def _seconds_of(
     work: Callable[[], None], device: torch.device, *, is_recorded: bool = True
 ) -> float:
     """Seconds of some launches, recorded as a graph where the card has graphs; the best of some."""
-    run = work
-    work()
-    _wait(device)
     if is_recorded and device.type == "cuda" and not IS_INTERPRETED:
         run = _recorded(work).replay
-        run()
-        _wait(device)
+    else:
+        run = work
+    run()
+    _wait(device)
     found = []
     for _ in range(_REPLAYS):
         began = time.perf_counter()
@@ -261,13 +261,15 @@ def _seconds_of(
 
 
 def _recorded(work: Callable[[], None]) -> Any:
-    """The launches as a graph; `work` ran once, so nothing is compiled now."""
+    """The launches as a graph, compiled before they are recorded, as a step is."""
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         work()
-    torch.cuda.current_stream().wait_stream(stream)
     return graph
 
 
