@@ -2,8 +2,8 @@
 
 The model is that of `bench_store`, random blocks on a drive. The links are measured in the same
 process right before each run, and the engine tells what they let expect of the slots that it was
-given; then a prompt is read and tokens are decoded. No run is used for calibration. A busy neighbour
-between the two shows in the ratio: the median of some rounds counts.
+given; then a prompt is read and tokens are decoded. No run is used for calibration. A busy
+neighbour between the two shows in the ratio: the median of some rounds counts.
 
     python tests/bench/bench_expected.py [--gigabytes 3.5] [--record]
 """
