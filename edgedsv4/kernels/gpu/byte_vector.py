@@ -102,7 +102,9 @@ def store_bytes(words_ptr, scales_ptr, x, o_g, m_g, groups, ORDER: tl.constexpr,
     size = tl.where(is_used, largest, 0x3F800000).to(tl.float32, bitcast=True)
     scale = tl.where(is_used, tl.div_rn(size, 127.0), tl.where(is_finite, 0.0, float("nan")))
     factor = tl.div_rn(127.0, size)
-    x = tl.where(is_used[:, None], x * factor[:, None], 0.0)
+    # The bound keeps product and sum from becoming one instruction, which would not round the
+    # product as the CPU does; it changes nothing.
+    x = tl.where(is_used[:, None], tl.minimum(x * factor[:, None], 128.0), 0.0)
     # Adding 1.5 2^23 rounds to even and leaves the number in the lowest bits.
     q = (x + 12582912.0).to(tl.uint32, bitcast=True) & 255
     if ORDER == "nibbles":
