@@ -66,7 +66,6 @@ class Model:
         self.backend: Backend = backend
         self.plans = layer_plans(config)
         self._frequencies: dict[RopePlan, Tensor] = {}
-        self._routers = tuple(layer.moe for layer in weights.layers)
 
     def close(self) -> None:
         """End what runs beside forwards; none may be under way, and none follows."""
@@ -107,7 +106,7 @@ class Model:
         """
         self._check_ids(token_ids, cache)
         step = self._step(token_ids, cache, hooks)
-        step.routers = self._routers
+        step.routers = tuple(layer.moe for layer in self.weights.layers)
 
         def run() -> Forward:
             embedded = embed(self.weights.embed, step.token_ids, self.numerics.dtype)
