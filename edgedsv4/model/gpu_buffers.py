@@ -7,7 +7,7 @@ model and lent to one forward at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -86,6 +86,13 @@ class CardExperts:
         self.used = torch.zeros(1, dtype=torch.int32, device=device)
 
 
+def _quiet_event(device: torch.device) -> Any:
+    """An event that is waited for without keeping a CPU busy, where all CPUs compute experts."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+
 class StepBuffers:
     """Activations of one token, all layers alike."""
 
@@ -127,6 +134,7 @@ class StepBuffers:
         self.result = torch.zeros(2, dtype=torch.int32, device=device)
         """What the host needs of a step: the likeliest next token, and whether it went wrong."""
         self.host_result = torch.zeros(2, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._done = _quiet_event(device) if network.hybrid is not None else None
         self.best = self.result[:1]
         self.bad = self.result[1:]
 
@@ -140,7 +148,10 @@ class StepBuffers:
     def outcome(self) -> tuple[int, bool]:
         """The likeliest next token and whether a value was not finite; waits for the device."""
         self.host_result.copy_(self.result, non_blocking=True)
-        if self.result.device.type != "cpu":
+        if self._done is not None:
+            self._done.record()
+            self._done.synchronize()
+        elif self.result.device.type != "cpu":
             torch.accelerator.current_stream().synchronize()
         best, bad = self.host_result.tolist()
         return best, bool(bad) or best < 0

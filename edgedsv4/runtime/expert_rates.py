@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 READ_BYTES = 256 << 20
 """Read to measure memory, more than caches hold."""
 _LINK_BYTES = 64 << 20
-WIDE_TOKENS_PER_EXPERT, TOKENS_PER_EXPERT = 16, 4
+WIDE_TOKENS_PER_EXPERT, TOKENS_PER_EXPERT = 4, 2
 """Tokens that an expert has at most when the CPU computes it with `on`: by int8 products of 512
-bits, and by others. 16 cores read and computed V4-Flash in 1.07 s at 12, all over PCIe 5 in 1.4 s.
+bits, and by others. 16 cores took 0.10, 0.17 and 0.30 ms for an expert of V4-Flash (IQ2_XXS) with
+1, 4 and 8 tokens, and a prompt with 12 in each 4.6 s; the bus brings one in 0.13 ms (PCIe 5) or
+0.28 ms (PCIe 4), and that prompt took 1.3 s.
 """
 _WIDE = frozenset(("avx512-vnni", "avx512-vbmi", "amx"))
 _TOKENS = 64
