@@ -68,6 +68,16 @@ class Residents:
         self.moves = 0
         """Experts that came to the card so far."""
 
+    def prepare(self) -> None:
+        """Copy an expert of each bank to where it is, so that nothing is compiled in mid-reply."""
+        seen: list[object] = []
+        for layer in self._layers:
+            if not layer.has_residents or any(layer.bank is bank for bank in seen):
+                continue
+            seen.append(layer.bank)
+            expert = int((layer.places >= 0).nonzero()[0])
+            self._bring(layer, expert, int(layer.places[expert]))
+
     def note(self, ids: Tensor) -> None:
         """Count a token's choices, and move experts if it is time; no step may be under way.
 

@@ -321,6 +321,10 @@ class HostExperts:
             seconds=sum(job.ns for job in jobs) / 1e9,
         )
 
+    def layer_seconds(self) -> list[float]:
+        """Time in the calls of steps so far, by layer."""
+        return [self._jobs[layer].ns / 1e9 for layer in range(len(self._places))]
+
     # ---- a table of the experts in memory, see `ExpertTable` ----
 
     def put(self, layer: int, expert_id: int, expert: ExpertWeights) -> None:

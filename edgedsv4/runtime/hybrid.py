@@ -95,6 +95,7 @@ def with_hybrid(
         # A draft block's experts stay: its tokens are evaluated as chunks.
         counted = layers[: config.num_layers]
         residents = Residents(counted, stager.replace, host.take_over, _known(work.counts, config))
+        residents.prepare()
     parts = HybridParts(
         mode=mode,
         stager=stager,

@@ -21,6 +21,7 @@ from edgedsv4.runtime.host import available_ram_bytes, physical_cores
 from edgedsv4.runtime.link_card import Card, TorchCard, measure_card, measure_overlap
 from edgedsv4.runtime.link_drive import DriveReader, drive_file, measure_drive
 from edgedsv4.runtime.link_memory import AT_ONCE, ExpertBench, check_block_type, dram_rates
+from edgedsv4.runtime.link_step import call_seconds
 from edgedsv4.runtime.links import (
     CallRate,
     CardRate,
@@ -62,7 +63,7 @@ class LinkOptions:
     """Runs of everything, 1..100; the median counts."""
     run_seconds: float = 0.1
     """Seconds of a run, 0.001..60."""
-    memory_bytes: int = 1 << 30
+    memory_bytes: int = 6 << 30
     """Memory read in a run and filled with experts, 1 MiB..1 TiB; never more than a quarter of what
     is free."""
     temporary_bytes: int = 1 << 30
@@ -136,7 +137,7 @@ class _Measurement:
         counts = thread_counts(self._cores) if options.is_thorough else (self._cores,)
         self._report("memory", 0, 1)
         dram = dram_rates(counts, self._memory_bytes, options.repeat)
-        experts, calls = self._experts(counts, has_card=device.type != "cpu")
+        experts, calls = self._experts(counts, device)
         card, overlap = self._card(device)
         return Links(
             machine=MachineFacts.of(),
@@ -151,7 +152,7 @@ class _Measurement:
         )
 
     def _experts(
-        self, counts: tuple[int, ...], *, has_card: bool
+        self, counts: tuple[int, ...], device: torch.device
     ) -> tuple[tuple[ExpertRate, ...], tuple[CallRate, ...]]:
         if not native.HAVE_NATIVE:
             self._notes.append(f"experts on the CPU were left out: {native.WHY_NOT}")
@@ -173,17 +174,17 @@ class _Measurement:
                 )
                 for threads, tokens in shapes
             ]
-            if has_card:
-                calls += [self._call(bench, name, experts) for experts in CALLED]
+            if device.type != "cpu":
+                calls += [self._call(bench, name, experts, device) for experts in CALLED]
         return tuple(rates), tuple(calls)
 
-    def _call(self, bench: ExpertBench, name: str, experts: int) -> CallRate:
+    def _call(self, bench: ExpertBench, name: str, experts: int, device: torch.device) -> CallRate:
         return CallRate(
             block_type=name,
             threads=self._cores,
             experts=experts,
             expert_weights=bench.shape.weights,
-            runs=bench.call(self._cores, experts, CALLS),
+            runs=call_seconds(bench, device, self._cores, experts, CALLS),
         )
 
     def _runs(self, bench: ExpertBench, threads: int, tokens: int) -> tuple[float, ...]:

@@ -7,10 +7,6 @@ rate on few cores, MXFP4 is near it, and which holds on a machine only a measure
 Experts have the shape of V4-Flash's unless told otherwise, and there are so many of them that none
 is in a cache when its turn comes again. They lie in huge pages where the system grants some, as
 those of a store and of a network beside a card do.
-
-A card's step calls the CPU once in a layer, for the experts of one token, and then leaves it alone
-for a while. `call` measures such a call with a pause before each, in which the workers look for
-work as they do in a step.
 """
 
 from __future__ import annotations
@@ -39,6 +35,7 @@ from edgedsv4.kernels.quant_matmul import (
     SMALL_TOKENS,
     matrix_from_numpy,
 )
+from edgedsv4.model.weights import ExpertWeights
 from edgedsv4.runtime.benchmark import read_rate
 from edgedsv4.runtime.host_memory import HostMemory
 from edgedsv4.runtime.links import DramRate
@@ -48,10 +45,6 @@ if TYPE_CHECKING:
 
 AT_ONCE = 6
 """Experts of one call, as a token of a released model uses in a layer."""
-PAUSE_SECONDS = 100e-6
-"""Between two calls of a card's step: about what attention of a layer takes."""
-_LINGER_NS = 400_000
-"""Workers look for the next call so long before they sleep, as in a card's step."""
 _ALIGNMENT = 64
 _LIMIT = 10.0
 _SEED = 20_260_801
@@ -144,6 +137,16 @@ class ExpertBench:
         """Bytes of storage per element, scales included."""
         return self.expert_bytes / self.shape.weights
 
+    @property
+    def count(self) -> int:
+        """Experts in memory."""
+        return self._count
+
+    def expert(self, place: int) -> ExpertWeights:
+        """One of them, where it lies."""
+        w1, w3, w2 = self._kept[3 * place : 3 * place + 3]
+        return ExpertWeights(w1=w1, w3=w3, w2=w2)
+
     def rate(self, threads: int, tokens: int, seconds: float) -> float:
         """Stored weights that are computed per second.
 
@@ -159,27 +162,6 @@ class ExpertBench:
             call.compute(self._following())
             calls += 1
         return calls * AT_ONCE * self.shape.weights / (time.perf_counter() - began)
-
-    def call(self, threads: int, experts: int, calls: int) -> tuple[float, ...]:
-        """Seconds of calls for one token, each after `PAUSE_SECONDS` without one.
-
-        Args:
-            threads: that work.
-            experts: of a call, 1..`AT_ONCE`.
-            calls: how many, after one that does not count.
-        """
-        call = _Call(self._record, self.shape.hidden, threads, 1, linger_ns=_LINGER_NS)
-        call.compute(self._following(experts))
-        found = []
-        for _ in range(calls):
-            paused = time.perf_counter()
-            while time.perf_counter() - paused < PAUSE_SECONDS:
-                pass
-            chosen = call.ids(self._following(experts))
-            began = time.perf_counter()
-            call.compute_ids(chosen)
-            found.append(time.perf_counter() - began)
-        return tuple(found)
 
     def _following(self, count: int = AT_ONCE) -> list[int]:
         """The experts whose turn it is, which are those that were used the longest ago."""
@@ -227,13 +209,10 @@ class _Pieces:
 class _Call:
     """Some tokens with all the memory that the kernels need to compute them."""
 
-    def __init__(
-        self, record: Any, hidden: int, threads: int, tokens: int, *, linger_ns: int = 0
-    ) -> None:
+    def __init__(self, record: Any, hidden: int, threads: int, tokens: int) -> None:
         lib, ffi = library()
         self._record, self._tokens = record, tokens
         self._run = new_run(threads)
-        self._run.cdata.linger_ns = linger_ns
         self._run.cdata.is_small = tokens <= SMALL_TOKENS
         generator = torch.Generator().manual_seed(_SEED)
         self._x = torch.randn(tokens, hidden, generator=generator)

@@ -4,8 +4,9 @@ A token is some hundred launches that a graph replays, so each of them costs wha
 the reading of its bytes: beginning, filling the memory's pipes, ending. A chain of products of the
 size of a layer's tells. Where the CPU computes for the card, a token's row goes to the host, the
 stream calls C, and a row of sums comes back; a chain of such exchanges, recorded as a step is, with
-experts that are all elsewhere, tells what that costs without the experts. Experts are measured as a
-bank of one block type, for one token and for some tokens each.
+experts that are all elsewhere, tells what that costs without the experts. Calls for some experts
+are timed inside, in such a chain: memory and threads are then as in a step. Experts of the card are
+measured as a bank of one block type, for one token and for some tokens each.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from edgedsv4.model.weights import ExpertWeights
+    from edgedsv4.runtime.link_memory import ExpertBench
 
 CARD_TOKENS = (1, 4, 16, 96)
 """Tokens that each expert computes at once; the last as in a chunk of 4,096 of V4-Flash."""
@@ -95,11 +97,7 @@ def exchange_seconds(device: torch.device, threads: int, shape: ExpertShape | No
     """
     buffers = _Rows((shape or ExpertShape()).hidden, device)
     host = _idle_host(buffers.hidden, threads, is_locked=device.type == "cuda")
-    calls = host_calls(device)
-    partner: StreamHost | CallingHost = CallingHost(host)
-    if calls is not None:
-        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        partner = StreamHost(host, calls, stream)
+    partner = _partner(host, device)
     step: Any = buffers  # has what a `StepBuffers` is asked for here
 
     def chain() -> None:
@@ -109,7 +107,108 @@ def exchange_seconds(device: torch.device, threads: int, shape: ExpertShape | No
             buffers.x.add_(buffers.host_out)
 
     host.begin()
-    return _seconds_of(chain, device, is_recorded=calls is not None) / _EXCHANGES
+    return _seconds_of(chain, device, is_recorded=partner.can_be_captured) / _EXCHANGES
+
+
+def call_seconds(
+    bench: ExpertBench, device: torch.device, threads: int, experts: int, calls: int
+) -> tuple[float, ...]:
+    """Seconds in calls of the CPU by a recorded step, each of other experts.
+
+    Args:
+        bench: whose experts are computed.
+        device: the card.
+        threads: of the CPU.
+        experts: computed in a call, 1..`AT_ONCE`; the token's others are elsewhere.
+        calls: how many at least, after some that do not count.
+    """
+    layers = max(1, min(_EXCHANGES, bench.count // (2 * AT_ONCE)))
+    each = bench.count // layers
+    is_locked = device.type == "cuda"
+    host = _busy_host(
+        bench,
+        (layers, each),
+        experts,
+        HostSetting(threads=threads, has_int8=True, is_locked=is_locked),
+    )
+    rows, partner = _Rows(bench.shape.hidden, device), _partner(host, device)
+    rows.x.normal_()
+    rows.for_host.weights.fill_(1 / AT_ONCE)
+    step: Any = rows
+    total = torch.zeros_like(rows.host_out)
+
+    def chain() -> None:
+        for layer in range(layers):
+            partner.start(layer, step)
+            partner.finish()
+            total.add_(rows.host_out)
+
+    own = each - (AT_ONCE - experts)
+    there = list(range(own, each))
+
+    def choose(turn: int) -> None:
+        here = sorted({(turn * experts + slot) % own for slot in range(experts)})
+        rows.for_host.ids.copy_(torch.tensor([[*here, *there]], dtype=torch.int32))
+
+    host.begin()
+    choose(0)
+    is_graph = partner.can_be_captured and not IS_INTERPRETED
+    run = _recorded(chain).replay if is_graph else chain
+    found: list[float] = []
+    before = host.layer_seconds()
+    for turn in range(1 + -(-calls // layers)):
+        choose(turn)
+        run()
+        _wait(device)
+        after = host.layer_seconds()
+        if turn:
+            found += [later - sooner for later, sooner in zip(after, before, strict=True)]
+        before = after
+    host.check()
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _BenchExperts:
+    """The experts of a bench as those of a model of some layers."""
+
+    bench: ExpertBench
+    each: int
+    is_resident: bool = True
+
+    def check_unchanged(self) -> None:
+        """There is no file."""
+
+    def fetch(self, layer: int, expert_ids: Sequence[int]) -> list[ExpertWeights]:
+        """Each in memory of its own."""
+        return [self.bench.expert(layer * self.each + expert_id) for expert_id in expert_ids]
+
+
+def _busy_host(
+    bench: ExpertBench, shape: tuple[int, int], experts: int, setting: HostSetting
+) -> HostExperts:
+    """A host of a model of (layers, experts); with fewer than a token's, the last are elsewhere."""
+    layers, each = shape
+    config = replace(
+        synthetic_config("flash", layers),
+        hidden_size=bench.shape.hidden,
+        expert_width=bench.shape.width,
+        num_experts=each,
+        experts_per_token=AT_ONCE,
+    )
+    places = torch.full((each,), -1, dtype=torch.int32)
+    places[each - (AT_ONCE - experts) :] = 0
+    source = _BenchExperts(bench, each)
+    return HostExperts(config, [_LIMIT] * layers, source, [places] * layers, setting)
+
+
+def _partner(host: HostExperts, device: torch.device) -> StreamHost | CallingHost:
+    """Who lets a step call the host: its stream, or where that cannot, the launching thread."""
+    calls = host_calls(device)
+    if calls is None:
+        return CallingHost(host)
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return StreamHost(host, calls, stream)
 
 
 class CardExpertBench:

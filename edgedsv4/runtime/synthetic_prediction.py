@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edgedsv4.runtime.synthetic_options import SyntheticOptions
     from edgedsv4.runtime.synthetic_report import SyntheticReading
 
-_MEMORY_BYTES = 1 << 30
+_MEMORY_BYTES = 6 << 30
 _RUN_SECONDS = 0.05
 
 

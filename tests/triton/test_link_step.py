@@ -11,9 +11,10 @@ from edgedsv4.kernels._triton import IS_INTERPRETED
 from edgedsv4.runtime import link_step
 from edgedsv4.runtime.gpu_devices import gpu_of
 from edgedsv4.runtime.link_card import TorchCard, measure_card
-from edgedsv4.runtime.link_memory import ExpertShape
+from edgedsv4.runtime.link_memory import ExpertBench, ExpertShape
 from edgedsv4.runtime.link_step import (
     CardExpertBench,
+    call_seconds,
     exchange_seconds,
     has_card_form,
     launch_seconds,
@@ -46,6 +47,16 @@ def test_launch_is_what_is_left_over_beside_reading() -> None:
 
 def test_exchange_calls_the_host_and_takes_its_sums() -> None:
     assert 1e-7 < exchange_seconds(CARD, 1, SMALL) < 1
+
+
+@pytest.mark.parametrize("experts", [1, 2, link_step.AT_ONCE])
+@pytest.mark.parametrize("nbytes", [1, 1 << 20])
+def test_calls_of_a_step_are_timed_one_by_one(experts: int, nbytes: int) -> None:
+    bench = ExpertBench("Q4_K", nbytes, ExpertShape(256, 256))
+    experts = min(experts, link_step.AT_ONCE)  # which is less for the interpreter
+    found = call_seconds(bench, CARD, 2, experts, 5)
+    assert len(found) >= 5
+    assert all(0 < seconds < 1 for seconds in found)
 
 
 def test_experts_of_a_type_have_rates() -> None:

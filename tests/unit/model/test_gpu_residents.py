@@ -107,6 +107,19 @@ def test_few_move_at_a_time() -> None:
     assert all({20, 21, 22, 23} <= card.here(layer) for layer in range(MOST_MOVES + 5))
 
 
+def test_preparing_copies_an_expert_of_each_bank_to_its_own_slot() -> None:
+    card = Card([[], range(3, 8), range(8)])
+    banks: list[Any] = [object(), object()]
+    card.layers[0].bank = card.layers[1].bank = banks[0]
+    card.layers[2].bank = banks[1]
+    copied: list[tuple[int, int, int]] = []
+    residents = card.residents()
+    residents._bring = lambda placed, expert, slot: copied.append((placed.layer, expert, slot))
+    residents.prepare()
+    assert copied == [(1, 3, 0), (2, 0, 5)]
+    assert residents.moves == 0
+
+
 def test_what_is_known_before_counts() -> None:
     counts = np.zeros((1, EXPERTS))
     counts[0, 10] = 500.0

@@ -74,6 +74,7 @@ def test_beside_a_card_calls_are_measured(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(link_bench, "gpu_of", lambda device: device)
     monkeypatch.setattr(link_bench, "TorchCard", NoCard)
     monkeypatch.setattr(link_bench, "measure_card", measure)
+    monkeypatch.setattr(link_bench, "call_seconds", lambda *given: (1e-3 * given[3],) * given[4])
     found = measure_links(LinkOptions(**QUICK, is_thorough=False))
     assert seen == [("MXFP4",)]
     assert found.card == CARD
@@ -82,6 +83,7 @@ def test_beside_a_card_calls_are_measured(monkeypatch: pytest.MonkeyPatch) -> No
         (count, CALLS) for count in CALLED
     ]
     assert all(rate.expert_weights == 3 * 256 * 256 for rate in found.calls)
+    assert [rate.median for rate in found.calls] == [1e-3 * count for count in CALLED]
 
 
 def test_what_was_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

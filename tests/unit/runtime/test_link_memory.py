@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
 from edgedsv4.errors import ConfigError
 from edgedsv4.runtime.link_memory import (
     AT_ONCE,
-    PAUSE_SECONDS,
     ExpertBench,
     ExpertShape,
     _Call,
@@ -64,15 +61,6 @@ def test_memory_is_read_with_every_number_of_threads() -> None:
     rates = dram_rates((1, 2), 1 << 16, repeat=3)
     assert [(rate.threads, len(rate.runs)) for rate in rates] == [(1, 3), (2, 3)]
     assert all(run > 0 for rate in rates for run in rate.runs)
-
-
-def test_calls_of_fewer_experts_are_timed_with_a_pause_before_each() -> None:
-    bench = ExpertBench("Q4_K", 1 << 20, SMALL)
-    began = time.perf_counter()
-    found = bench.call(2, 1, 7)
-    assert time.perf_counter() - began > 7 * PAUSE_SECONDS
-    assert len(found) == 7
-    assert all(0 < seconds < 1 for seconds in found)
 
 
 def test_call_computes_only_the_experts_it_was_told_of() -> None:
