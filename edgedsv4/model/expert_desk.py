@@ -34,23 +34,21 @@ class ExpertDesk:
         made = lib.dk_desk_new()
         if made == ffi.NULL:
             raise CapacityError("a desk for experts", needed_bytes=1, available_bytes=0)
-        self.cdata = made
+        self.cdata = ffi.gc(made, lib.dk_desk_free)
+        """For jobs; whoever has them keeps this object."""
         self._thread = threading.Thread(
-            target=_work, args=(made, weakref.WeakMethod(serve)), name="dsv4-experts", daemon=True
+            target=_work,
+            args=(self.cdata, weakref.WeakMethod(serve)),
+            name="dsv4-experts",
+            daemon=True,
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Refuse what is waited for, and end the thread; again does nothing.
-
-        Nobody may ask there after the jobs that know the desk are gone.
-        """
+        """Refuse what is waited for, and whatever comes later, and end the thread."""
         lib, _ = library()
-        if self.cdata is None:
-            return
         lib.dk_desk_close(self.cdata)
         self._thread.join()
-        self.cdata = None
 
 
 def _work(desk: Any, serve: weakref.WeakMethod[Callable[[Any], None]]) -> None:

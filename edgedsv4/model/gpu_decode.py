@@ -7,7 +7,7 @@ timeline and replayed; where the device has no graphs, the same launches are iss
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,7 @@ class DecodeStep:
         self._graphs: dict[int, Any] = {}
         """By how many rows there may be to select from."""
 
-    def run(self, position: int) -> None:
+    def run(self, position: int, check_stop: Callable[[], None] | None = None) -> None:
         """Evaluate the token at `StepPlace.given`; returns before the device is done.
 
         The rows of the token enter the rings, its logits `StepBuffers.logits`.
@@ -108,9 +108,11 @@ class DecodeStep:
             position: as the device was told. Where every layer attends to all compressed rows
                 there are, the step without an indexer does; where there are few, one that selects
                 from no more. All are recorded at once.
+            check_stop: called while experts of a drive are waited for, by any thread; raises to
+                stop.
         """
         if self._hybrid is not None:
-            self._hybrid.begin_token()
+            self._hybrid.begin_token(check_stop)
         if not self._graphs and self._is_graph():
             self._graphs = {rows: self._capture(rows) for rows in reversed(self._row_limits)}
         seen, topk = (position + 1) // OVERLAP_RATIO, self._config.index_topk

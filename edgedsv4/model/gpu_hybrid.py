@@ -178,11 +178,11 @@ class HybridExperts:
 
     # ---- one token ----
 
-    def begin_token(self) -> None:
-        """Before the launches of a token."""
+    def begin_token(self, check_stop: Callable[[], None] | None = None) -> None:
+        """Before the launches of a token; `check_stop` as in `begin_chunk`, by any thread."""
         self._repair()
         if self._parts.host is not None:
-            self._parts.host.begin()
+            self._parts.host.begin(check_stop)
 
     def end_token(self) -> None:
         """After a token that ended well, and before it is part of the timeline.

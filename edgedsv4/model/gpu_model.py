@@ -129,7 +129,7 @@ class GpuModel(Model):
         is_watched = hooks.on_topk is not None or hooks.on_experts is not None
         with self._one_forward(token_ids):
             if token_ids.shape[0] == 1 and not is_watched:
-                return self._one_token(token_ids, cache, logits)
+                return self._one_token(token_ids, cache, logits, hooks)
             return self._chunk(token_ids, cache, logits, hooks)
 
     @contextmanager
@@ -149,14 +149,16 @@ class GpuModel(Model):
                     torch.accelerator.synchronize(device)
                 raise
 
-    def _one_token(self, token_ids: Tensor, cache: GpuKvCache, logits: LogitRows) -> Forward:
+    def _one_token(
+        self, token_ids: Tensor, cache: GpuKvCache, logits: LogitRows, hooks: ForwardHooks
+    ) -> Forward:
         """One token."""
         if cache.step is None:
             cache.step = DecodeStep(self._setting, self.network, cache, self._place, self._buffers)
         buffers, position = self._buffers, cache.length
         self._place.give(int(token_ids[0]), position)
         cache.forget_overwritten()
-        cache.step.run(position)
+        cache.step.run(position, hooks.check_stop)
         best, is_bad = buffers.outcome()
         if self.network.hybrid is not None:
             self.network.hybrid.check()

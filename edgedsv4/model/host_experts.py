@@ -144,6 +144,7 @@ class HostExperts:
         self._described = DescribedExperts()
         self._passing = ffi.new("dk_matrix[]", 3 * config.num_experts)
         self._error: BaseException | None = None
+        self._check_stop: Callable[[], None] = _go_on
         self._places = tuple(places)
         self._setting = setting
         self._run = new_run(setting.threads, is_pinned=setting.is_pinned)
@@ -214,8 +215,14 @@ class HostExperts:
         if self._source.is_resident:
             self._describe(layer, [expert_id], self._source.fetch(layer, [expert_id]))
 
-    def begin(self) -> None:
-        """Before a step: one token, whose rows have the bits of rows in a small chunk."""
+    def begin(self, check_stop: Callable[[], None] | None = None) -> None:
+        """Before a step: one token, whose rows have the bits of rows in a small chunk.
+
+        Args:
+            check_stop: called every now and then while experts are waited for, by any thread;
+                raises to stop.
+        """
+        self._check_stop = check_stop or _go_on
         self._run.cdata.is_small = 1
         self._run.cdata.bad = 0
 
@@ -227,7 +234,7 @@ class HostExperts:
         """
         lib, _ = library()
         if self._stream is not None:
-            self._in_parts(self._jobs + layer, layer, self.step, _go_on)
+            self._in_parts(self._jobs + layer, layer, self.step, self._check_stop)
             return
         self._fetch(layer, self.step.ids)
         lib.dk_host_experts(self._jobs + layer)
@@ -350,7 +357,7 @@ class HostExperts:
         lib, _ = library()
         layer = job - self._jobs
         try:
-            self._in_parts(job, layer, self.step, _go_on)
+            self._in_parts(job, layer, self.step, self._check_stop)
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream must go on
             self._error = self._error or error
             lib.dk_host_refuse(job, -1)

@@ -189,6 +189,26 @@ def test_a_stopped_chunk_leaves_a_store_that_serves(
         assert torch.equal(step(host, store, 1), step(mapped, None, 1))
 
 
+def test_a_step_that_waits_can_be_stopped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    def stop() -> None:
+        asked.set()
+        raise CancelledError("stopped")
+
+    with opened(path, K) as (host, mapped, store):
+        with monkeypatch.context() as patch:
+            patch.setattr(store._filler, "collect", list)  # nothing arrives
+            store.begin_forward([1])
+            host.begin(stop)
+            token(host, 0, draw(100))
+            with pytest.raises(CancelledError):
+                host.check()
+        assert asked.is_set()
+        store.end_forward(0)
+        assert torch.equal(step(host, store, 1), step(mapped, None, 1))
+
+
 def test_a_read_that_fails_ends_the_step_with_its_reason_and_not_for_ever(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
