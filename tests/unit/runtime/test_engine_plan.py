@@ -43,6 +43,9 @@ def card(mode: str, residents: list[int]) -> CardPlan:
         experts=CardExperts(ExpertPlacement(ids, 32), 1, 2 * EXPERT, 3, 43 * 256),
         options=OPTIONS,
         weights={},
+        elsewhere=0,
+        elsewhere_bytes=0,
+        counts=None,
         notes=(),
     )
 
