@@ -202,7 +202,7 @@ def test_exact_logits_depend_little_on_the_placement(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_greedy_text_has_the_same_bits_for_every_placement(mode: CpuExperts) -> None:
     tokens, logits = _greedy(mode, ())
-    for resident in ((1,), ALL):
+    for resident in ((1,),) if DEVICE == "cpu" else ((1,), ALL):
         again, found = _greedy(mode, resident)
         assert again == tokens
         assert torch.equal(found, logits)

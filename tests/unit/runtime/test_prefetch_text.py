@@ -41,8 +41,8 @@ SLOTS = 20 * 122_880
 TEXT = "The river runs to the sea, and the sea is wide. " * 6
 PROMPT = list(range(300, 340))
 CASES = [
-    *((SHIPPED, slots) for slots in (2, 3, 5, 9, 17, 28, 40, 55, 56)),
-    *((WIDE, slots) for slots in (2, 4, 11, 23, 40, 64, 99, 112)),
+    *((SHIPPED, slots) for slots in (2, 5, 17, 40, 56)),
+    *((WIDE, slots) for slots in (2, 11, 64, 112)),
 ]
 
 
