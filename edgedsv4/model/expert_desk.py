@@ -57,11 +57,13 @@ def _work(desk: Any, serve: weakref.WeakMethod[Callable[[Any], None]]) -> None:
         job = lib.dk_desk_next(desk, _LOOK_MS)
         server = serve()
         if job != ffi.NULL:
-            if server is None:
-                lib.dk_host_refuse(job, -1)
-            else:
-                server(job)
-            lib.dk_desk_done(desk)
+            try:
+                if server is None:
+                    lib.dk_host_refuse(job, -1)
+                else:
+                    server(job)
+            finally:
+                lib.dk_desk_done(desk)  # whatever happens, or the stream waits for ever
         elif server is None:
             break
         del server

@@ -298,6 +298,8 @@ class HybridExperts:
             check_stop: called every now and then while experts are waited for; raises to stop.
         """
         self._repair()
+        if self._parts.host is not None:
+            self._parts.host.forget_failures()
         self._stager.begin(tokens, check_stop)
         self._check_stop = check_stop
         if self._takes_all(tokens) and not self._is_for_cpu(tokens):

@@ -222,6 +222,7 @@ class HostExperts:
             check_stop: called every now and then while experts are waited for, by any thread;
                 raises to stop.
         """
+        self.forget_failures()
         self._check_stop = check_stop or _go_on
         self._run.cdata.is_small = 1
         self._run.cdata.bad = 0
@@ -303,11 +304,10 @@ class HostExperts:
             if failed and first is None:
                 what = f"layer {place}" if place < len(self._places) else "a chunk"
                 first = what, failed, expert
-            job.failed = 0
+        error = self._error
+        self.forget_failures()
         if first is None:
             return
-        self._run.cdata.stop = 0
-        error, self._error = self._error, None
         if error is not None:
             raise error
         what, failed, expert = first
@@ -316,6 +316,13 @@ class HostExperts:
         if failed == _STOPPED:
             raise CancelledError(f"the CPU's part of {what} was stopped")
         raise ExpertReadError(f"{what} needed expert {expert}, whose weights are not there")
+
+    def forget_failures(self) -> None:
+        """What went wrong in a forward that was interrupted before it asked concerns no other."""
+        for place in range(len(self._places) + 1):
+            self._jobs[place].failed = 0
+        self._run.cdata.stop = 0
+        self._error = None
 
     def counts(self) -> HostCounts:
         """What was computed so far."""
@@ -357,13 +364,14 @@ class HostExperts:
         lib, _ = library()
         layer = job - self._jobs
         try:
-            self._in_parts(job, layer, self.step, self._check_stop)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the stream must go on
+            try:
+                self._in_parts(job, layer, self.step, self._check_stop)
+            finally:
+                if isinstance(self._source, WatchedStream):
+                    self._source.let_go()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the stream must go on
             self._error = self._error or error
             lib.dk_host_refuse(job, -1)
-        finally:
-            if isinstance(self._source, WatchedStream):
-                self._source.let_go()
 
     def _in_parts(
         self,

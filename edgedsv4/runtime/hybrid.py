@@ -88,14 +88,14 @@ def with_hybrid(
         (expert,) = source.fetch(0, (0,))
         stored = sum(matrix.data.nbytes for matrix in (expert.w1, expert.w3, expert.w2))
         prefers_cpu = cache(partial(rates.prefers_cpu, config, stored))
-        if isinstance(source, ExpertStream):
-            source.end_forward(0)
     residents = None
     if mode == "auto" and host is not None:
         # A draft block's experts stay: its tokens are evaluated as chunks.
         counted = layers[: config.num_layers]
         residents = Residents(counted, stager.replace, host.take_over, _known(work.counts, config))
         residents.prepare()
+    if isinstance(source, ExpertStream):
+        source.end_forward(0)  # the thread that opens a model may never ask again
     parts = HybridParts(
         mode=mode,
         stager=stager,

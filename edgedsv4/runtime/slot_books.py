@@ -214,6 +214,10 @@ class SlotBooks:
         """A slot that was out of the books is free for staging."""
         self._free_staging.append(slot)
 
+    def unwatch(self) -> None:
+        """Tell nobody any more, and refer to nobody."""
+        self._watcher = None
+
     def _take(
         self, key: Key, is_kept: Callable[[int, int], bool], *, may_refuse: bool
     ) -> int | None:

@@ -58,11 +58,21 @@ class WatchedStore(ExpertStore):
         if ask is None:
             return
         with self._lock:
-            if not self._is_dirty:
+            if self._is_dirty:
+                # Its claims are of books that will be made anew without it.
+                self._local.ask = None
+            else:
                 self._is_dirty = True
                 self._let_go(ask, is_over=True)
                 self._is_dirty = False
             self._asks.discard(ask)
+
+    def close(self) -> None:
+        """See `ExpertStore.close`; nobody watches any more, so that memory is free at once."""
+        super().close()
+        with self._lock:
+            self._table = None
+            self._books.unwatch()
 
     def _new_books(self, slots: Iterable[int], cached: int) -> SlotBooks:
         return SlotBooks(slots, cached, self.options.policy(), self)

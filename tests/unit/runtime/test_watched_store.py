@@ -7,9 +7,12 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,11 +26,15 @@ from edgedsv4.errors import CancelledError, ExpertReadError, NumericError
 from edgedsv4.formats.checkpoint import open_checkpoint
 from edgedsv4.formats.next_pairs import NextPairs
 from edgedsv4.kernels.native.library import library
+from edgedsv4.model.expert_stager import ExpertStager
+from edgedsv4.model.gpu_banks import PlacedLayer
+from edgedsv4.model.gpu_residents import Residents
 from edgedsv4.model.host_experts import HostExperts, HostSetting
 from edgedsv4.model.moe import guess_by_router
 from edgedsv4.model.weights import load_weights
 from edgedsv4.runtime.aged_frequency import AgedFrequency
 from edgedsv4.runtime.expert_store import MappedExperts
+from edgedsv4.runtime.hybrid import HybridWork, with_hybrid
 from edgedsv4.runtime.watched_store import WatchedStore
 
 LAYERS, EXPERTS, K = 2, 16, 6
@@ -384,3 +391,110 @@ def test_what_is_on_the_card_is_not_read_ahead(tmp_path: Path) -> None:
         assert store.stats().prefetched == len(sure - there)
         assert not any((0, expert) in dict(store._books.cached()) for expert in there)
         store.end_forward(6)
+
+
+def test_whatever_ends_a_wait_lets_the_stream_go_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt  # not an Exception: nothing but the desk can catch it
+
+    with opened(path, K) as (host, mapped, store):
+        with monkeypatch.context() as patch:
+            patch.setattr(store._filler, "collect", list)  # nothing arrives
+            host.begin(stop)
+            token(host, 0, draw(100))
+            with pytest.raises(KeyboardInterrupt):
+                host.check()
+        store.end_forward(0)
+        assert torch.equal(step(host, store, 1), step(mapped, None, 1))
+
+
+def test_claims_of_spoilt_books_are_not_given_back_to_new_ones(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with opened(path, K) as (host, mapped, store):
+        with monkeypatch.context() as patch:
+            patch.setattr(store._ahead, "read_guesses", fail)  # in the middle of a change
+            with pytest.raises(MemoryError):
+                step(host, store, 1)
+        store.end_forward(0)
+        let_go, unknown = store._let_go, list[tuple[int, int]]()
+
+        def watch(ask: Any, *, is_over: bool) -> None:
+            books = store._books
+            keys = ask.claims if is_over else ask.held
+            unknown.extend(k for k in keys if not (k in books._claims or k in books.readings))
+            let_go(ask, is_over=is_over)
+
+        monkeypatch.setattr(store, "_let_go", watch)
+        assert torch.equal(step(host, store, 1), step(mapped, None, 1))
+        assert unknown == []
+
+
+def test_a_failure_that_nobody_asked_for_is_not_the_next_steps(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(path, K) as (host, mapped, store):
+        with monkeypatch.context() as patch:
+            patch.setattr(store._filler, "start", lambda _: ExpertReadError("gone"))
+            host.begin()
+            token(host, 0, draw(100))
+        store.end_forward(0)  # an interrupt came before the check
+        assert torch.equal(step(host, store, 1), step(mapped, None, 1))
+
+
+def test_a_closed_store_is_freed_without_a_collection(path: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with opened(path, K) as (host, mapped, store):
+            step(host, store, 1)
+            bank = weakref.ref(store.bank)
+        del host, mapped, store
+        until = time.monotonic() + 60
+        while bank() is not None and time.monotonic() < until:
+            time.sleep(0.05)
+        assert bank() is None
+    finally:
+        gc.enable()
+
+
+@dataclass
+class NetworkOfPlaces:
+    """As much of a network as sharing the work out looks at."""
+
+    places: list[PlacedLayer]
+    hybrid: object = None
+
+    def placed_layers(self) -> list[PlacedLayer]:
+        return self.places
+
+
+def test_a_thread_that_opens_a_model_keeps_no_expert(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(self: Residents) -> None:
+        self._bring(self._layers[0], 3, 0)
+
+    def bring(self: ExpertStager, placed: PlacedLayer, expert: int, _slot: int) -> None:
+        next(self._stream.stream(placed.layer, (expert,), 1, lambda: None))  # type: ignore[union-attr]
+
+    monkeypatch.setattr(Residents, "prepare", prepare)
+    monkeypatch.setattr(ExpertStager, "replace", bring)
+    rates = SimpleNamespace(prefers_cpu=lambda *_: True)
+    monkeypatch.setattr("edgedsv4.runtime.hybrid.measure_rates", lambda *_: rates)
+    elsewhere = torch.full((EXPERTS,), -1, dtype=torch.int32)
+    layers = [
+        PlacedLayer(layer, None, elsewhere.clone(), elsewhere.clone(), tuple(range(EXPERTS)))  # type: ignore[arg-type]
+        for layer in range(LAYERS)
+    ]
+    work = HybridWork(mode="auto", setting=setting(has_int8=True), device=torch.device("cpu"))
+    with opened_store(path, K, kind=WatchedStore) as (store, _):
+        network: Any = with_hybrid(NetworkOfPlaces(layers), CONFIG, store, work)  # type: ignore[arg-type]
+        assert not store._asks
+        assert not store._books._claims
+        network.hybrid.close()
