@@ -189,15 +189,18 @@ class ExpertStager:
             self._release(half)
             self._issue()
 
-    def bring(self, placed: PlacedLayer, ids: Sequence[int]) -> list[int]:
+    def bring(
+        self, placed: PlacedLayer, ids: Sequence[int], check_stop: Callable[[], None] | None = None
+    ) -> list[int]:
         """Copy a few experts in the order of the current stream; slots, in the order of `ids`.
 
-        At most as many as a half has slots, and not while pieces are under way.
+        At most as many as a half has slots, and not while pieces are under way. `check_stop` as in
+        `begin`.
         """
         if not ids:
             return []
         half, first = self._halves[0], placed.bank.first_of_half(0)
-        self._tokens, self._check_stop = 1, _go_on
+        self._tokens, self._check_stop = 1, check_stop or _go_on
         (cut,) = self._cut(placed, tuple(ids))
         slots = {expert: first + at for at, expert in enumerate(self._load(cut, half, first))}
         return [slots[expert] for expert in ids]

@@ -181,6 +181,7 @@ class HybridExperts:
     def begin_token(self, check_stop: Callable[[], None] | None = None) -> None:
         """Before the launches of a token; `check_stop` as in `begin_chunk`, by any thread."""
         self._repair()
+        self._check_stop = check_stop
         if self._parts.host is not None:
             self._parts.host.begin(check_stop)
 
@@ -275,7 +276,8 @@ class HybridExperts:
         ids = buffers.expert_ids[0].tolist()
         slots = [int(placed.places[expert]) for expert in ids]
         missing = sorted({expert for expert, slot in zip(ids, slots, strict=True) if slot < 0})
-        brought = dict(zip(missing, self._stager.bring(placed, missing), strict=True))
+        there = self._stager.bring(placed, missing, self._check_stop)
+        brought = dict(zip(missing, there, strict=True))
         slots = [brought.get(expert, slot) for expert, slot in zip(ids, slots, strict=True)]
         card = buffers.card
         card.slots.copy_(torch.tensor(slots, dtype=torch.int32))
