@@ -36,10 +36,10 @@ class GuessCounts:
         Args:
             layer: that asks.
             wanted: its experts.
-            guess: at them, the likeliest first.
+            guess: at them, the likeliest first; one that is named again counts once.
             absent: those of both that no tier has.
         """
-        missing = wanted & absent
+        guess, missing = list(dict.fromkeys(guess)), wanted & absent
         self.misses[layer] = self.misses.get(layer, 0) + len(missing)
         named = self.named.setdefault(layer, [])
         while len(named) < len(guess):
