@@ -12,7 +12,7 @@ All numbers are little-endian. One file is a header of 96 bytes, the expert ids,
 | 24 | u32 | k, experts per token and layer |
 | 28 | u32 | G, guesses per token and layer; 0 in version 1, 1..64 and at most E in version 2 |
 | 32 | u64 | T, tokens |
-| 40 | u64 | R, runs |
+| 40 | u64 | R, runs, at most 524,288 |
 | 48 | 32 B | SHA-256 that identifies the model; zeros when it is not known |
 | 80 | u32 | CRC-32 of everything behind the header |
 | 84 | u32 | CRC-32 of the header without this field (bytes 0..83) |
@@ -49,6 +49,10 @@ VERSION_OF_GUESSES = 2
 MOST_GUESSES = 64
 """Per token and layer."""
 NO_GUESS = 0xFFFF
+MOST_RUNS = 1 << 19
+"""A run takes 16 bytes of a file and a hundred in memory, which must not be more than 64 MiB."""
+_BLOCK = 1 << 20
+"""Guesses that are looked at together: each takes three bytes meanwhile."""
 _FIELDS = struct.Struct("<8sIIIIIIQQ32sI")
 _CHECK = struct.Struct("<I8s")
 _HEADER_BYTES = _FIELDS.size + _CHECK.size
@@ -171,9 +175,11 @@ class RouteWriter:
         self.tokens += len(values)
 
     def finish(self) -> None:
-        """Write the runs and the header; raises ConfigError when there is no token."""
+        """Write the runs and the header; raises ConfigError for no token, or too many runs."""
         if not self.tokens:
             raise ConfigError("the trace has no tokens; evaluate some while it is recorded")
+        if len(self._runs) > MOST_RUNS:
+            raise ConfigError(f"the trace has {len(self._runs):,} of {MOST_RUNS:,} runs")
         rows = [(run.first, _KINDS[run.kind], run.begins_text) for run in self._runs]
         self._put(np.array(rows, dtype=_RUN).tobytes())
         shape = self._shape
@@ -267,7 +273,9 @@ def read_route_trace(path: Path) -> RouteTrace:
             path=path,
             offset=_HEADER_BYTES + 2 * (row * width + column),
         )
-    if not _are_guesses(guesses, shape.experts):
+    step = max(1, _BLOCK // max(1, shape.layers * parsed.guesses))
+    blocks = (guesses[first : first + step] for first in range(0, parsed.tokens, step))
+    if not all(_are_guesses(block, shape.experts) for block in blocks):
         raise FormatError(
             f"a guess is no expert 0..{shape.experts - 1}, or a layer has some of its guesses only",
             path=path,
@@ -319,8 +327,9 @@ def _parse_header(path: Path, header: bytes, size: int) -> _Header:
     problem = shape.problem()
     if problem is not None:
         faults.add(problem)
-    if not 1 <= runs <= tokens:
-        faults.add(f"{tokens} tokens in {runs} runs, expected at least one run and a token in each")
+    if not 1 <= runs <= min(tokens, MOST_RUNS):
+        limits = f"1..{MOST_RUNS:,} runs and a token in each"
+        faults.add(f"{tokens} tokens in {runs} runs, expected {limits}")
     faults.raise_if_any("the header is damaged")
     wanted = _HEADER_BYTES + 2 * tokens * layers * (per_token + guesses) + _RUN.itemsize * runs
     if size != wanted:

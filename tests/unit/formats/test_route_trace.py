@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from edgedsv4.errors import ConfigError, FormatError
 from edgedsv4.formats.route_trace import (
+    MOST_RUNS,
     NO_GUESS,
     RouteShape,
     Run,
@@ -299,3 +301,42 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
         fail(raise_it)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def one_expert(path: Path, runs: int, guesses: int = 0, tokens: int | None = None) -> Path:
+    """A trace of one layer whose tokens all have the expert 0, and guess 0, 1, ..."""
+    tokens = tokens or runs
+    ids = np.zeros((tokens, 1 + guesses), dtype="<u2")
+    ids[:, 1:] = np.arange(guesses)
+    table = np.zeros(runs, dtype=[("first", "<u8"), ("kind", "<u4"), ("begins", "<u4")])
+    table["first"], table["kind"], table["begins"] = np.arange(runs), 2, 1
+    body = ids.tobytes() + table.tobytes()
+    version = 2 if guesses else 1
+    numbers = (version, 96, 1, 64, 1, guesses, tokens, runs, bytes(32), zlib.crc32(body))
+    fields = struct.pack("<8sIIIIIIQQ32sI", b"DSV4RTRC", *numbers)
+    path.write_bytes(fields + struct.pack("<I8s", zlib.crc32(fields), bytes(8)) + body)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("runs", "guesses", "tokens"),
+    [(MOST_RUNS, 0, None), (1, 64, 600_000)],
+    ids=["runs", "guesses"],
+)
+def test_reading_takes_little_more_than_the_file_has(
+    tmp_path: Path, runs: int, guesses: int, tokens: int | None
+) -> None:
+    path = one_expert(tmp_path / "a.trace", runs, guesses, tokens)
+    tracemalloc.start()
+    try:
+        assert len(read_route_trace(path).runs) == runs
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= path.stat().st_size + (64 << 20)
+
+
+def test_more_runs_than_memory_is_promised_for_are_refused(tmp_path: Path) -> None:
+    path = one_expert(tmp_path / "a.trace", MOST_RUNS + 1)
+    with pytest.raises(FormatError, match=r"expected 1\.\.524,288 runs"):
+        read_route_trace(path)
