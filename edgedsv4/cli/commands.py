@@ -97,7 +97,11 @@ COMMANDS = (
             Flag(names=("--raw",), help="continue the text itself, without the chat template"),
             SYSTEM,
             THINK,
-            Flag(names=("--stats",), help="print token counts, speed and drafts to stderr"),
+            Flag(
+                names=("--stats",),
+                help="print token counts, speed, drafts, reads of experts, and the speed predicted"
+                " from `bench links`, to stderr",
+            ),
             JSON,
             *SAMPLING_FLAGS,
             *ENGINE_FLAGS,

@@ -200,7 +200,8 @@ ENGINE_FLAGS = (
         "backend",
         "B",
         None,
-        "which implementation computes (no Triton kernels yet)",
+        "which implementation computes: PyTorch's operations (reference), C kernels for CPUs"
+        " (native), Triton kernels for GPUs (triton), or the fastest that can run",
         get_args(Backend),
     ),
     _option("--dtype", "dtype", "T", None, "type the model computes in", get_args(Dtype)),
@@ -277,8 +278,9 @@ ENGINE_FLAGS = (
         "prefetch",
         "P",
         None,
-        "stored experts to read before they are asked for: what is sure, what the next layer's"
-        " router or the pairs of --expert-freq let expect while the drive is idle, or nothing",
+        "which experts to read before they are needed: off none, hash those that are certain;"
+        " while the drive is idle, pairs also those that --expert-freq lists as likely next,"
+        " gate those that the next layer's router will probably choose",
         get_args(Prefetch),
     ),
     _option(

@@ -68,7 +68,7 @@ VERIFY_FLAGS = (
     _DENSE,
     Flag(
         names=("--sampled",),
-        help="instead of everything, 96 experts and the small tensors of the other file",
+        help="instead of everything, 96 matrices and the small tensors of the other file",
     ),
     _JSON,
 )
